@@ -1,0 +1,16 @@
+"""From a template to the text of a Triton module; see pipeline.py."""
+
+from bolegen.codegen.emit import EmittedModule, write_module
+from bolegen.codegen.lower import lower_plan
+from bolegen.codegen.passes import PASSES
+from bolegen.codegen.pipeline import compile_plan, compile_template, plan_template
+
+__all__ = [
+    "PASSES",
+    "EmittedModule",
+    "compile_plan",
+    "compile_template",
+    "lower_plan",
+    "plan_template",
+    "write_module",
+]

@@ -1,0 +1,181 @@
+"""kernels -> text: the one Jinja environment, the header, the digest, the atomic write."""
+
+import ast
+import hashlib
+import os
+import re
+import textwrap
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import jinja2
+
+from bolegen.errors import EmitError, OutputError
+from bolegen.ir import KernelModule, Solver, TreePlan, spell_template
+
+__all__ = ["TEMPLATES", "EmittedModule", "digest_of", "emit_module", "write_module"]
+
+TEMPLATES = ("header", "numerics", "topology", "prepare", "factor", "solve", "commit", "host")
+_NO_DIGEST = "0" * 16
+_WIDTH = 88
+
+
+@dataclass(frozen=True)
+class EmittedModule:
+    """One generated module: its name, its whole text, the plan and kernels it came from."""
+
+    name: str
+    text: str
+    digest: str
+    plan: TreePlan
+    module: KernelModule
+
+
+def emit_module(plan: TreePlan, module: KernelModule) -> EmittedModule:
+    """Render every template in order; the text is deterministic and carries its own digest.
+
+    Raises EmitError where a template is broken or the text does not parse.
+    """
+    context = dict(module.context) | _header(plan, module) | {"digest": _NO_DIGEST}
+    try:
+        parts = [_environment().get_template(f"{t}.py.jinja").render(context) for t in _used(plan)]
+    except jinja2.TemplateError as error:
+        where = getattr(error, "filename", None) or "a template"
+        line = getattr(error, "lineno", None)
+        raise EmitError(f"{where}{f':{line}' if line else ''}: {error}") from error
+    text = _tidy("\n\n\n".join(part.strip("\n") for part in parts))
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        raise EmitError(f"module {module.name}, line {error.lineno}: {error.msg}") from error
+    digest = digest_of(text)
+    return EmittedModule(module.name, text.replace(_NO_DIGEST, digest), digest, plan, module)
+
+
+def digest_of(text: str) -> str:
+    """Sixteen hexadecimal digits of the SHA-256 of ``text``, its own digest left out."""
+    found = re.search(r"^digest    ([0-9a-f]{16})$", text, re.MULTILINE)
+    bare = text.replace(found.group(1), _NO_DIGEST) if found else text
+    return hashlib.sha256(bare.encode()).hexdigest()[:16]
+
+
+def write_module(module: EmittedModule, folder: Path) -> Path:
+    """Write ``module`` into ``folder``, made if missing, in one step; returns the file.
+
+    A killed run leaves the old file or none. Raises OutputError where nothing can be written.
+    """
+    path = folder / f"{module.name}.py"
+    partial = folder / f".{module.name}.{os.getpid()}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.write_text(module.text, "utf-8")
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {path}: {error.strerror or error}; choose a folder with --out"
+        ) from error
+    return path
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent.parent / "templates"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+
+
+def _used(plan: TreePlan) -> tuple[str, ...]:
+    """A tree without descendants has no G, so no factor kernel."""
+    return tuple(t for t in TEMPLATES if t != "factor" or plan.column_count)
+
+
+def _tidy(text: str) -> str:
+    """Two blank lines between definitions, at most one inside them."""
+    text = re.sub(r"\n{3,}(?=[ \t])", "\n\n", text)
+    text = re.sub(r"\n{4,}", "\n\n\n", text)
+    return re.sub(r"[ \t]+\n", "\n", text).rstrip("\n") + "\n"
+
+
+def _header(plan: TreePlan, module: KernelModule) -> dict[str, object]:
+    tree, spec = plan.tree, plan.spec
+    template = spell_template(tree)
+    count = "at most " if not tree.is_static else ""
+    dropped = plan.depth - plan.steps
+    drop = f", {dropped} vanish" if dropped else ""
+    launches = [kernel.name.partition("_")[0] for kernel in module.kernels]
+    return {
+        "title": f"Tree verifier for {spec.mixer.name}: {_shorten(template, 24)}, "
+        f"{count}{tree.nodes} nodes, depth {plan.depth}.",
+        "template": _shorten(template, _WIDTH),
+        "parents": _shorten(_spell(tree.parents), _WIDTH),
+        "parents_literal": _literal(tree.parents),
+        "depth_line": f"{plan.depth} supported; {plan.steps} products with G needed{drop}",
+        "proof": _proof(plan),
+        "layer": f"heads {spec.key_heads}:{spec.value_heads}, dims {spec.d_k}:{spec.d_v}, "
+        f"convolution {spec.conv}, activations {spec.dtype.value}, "
+        f"state {spec.state_dtype.value}",
+        "numerics": _numerics(plan),
+        "factor_line": f"{spec.factors}, {spec.factor_bytes} bytes a node "
+        f"(a state snapshot: {spec.snapshot_bytes})",
+        "solver_line": _solver(plan),
+        "launches": ", ".join(launches[:-1]) + "; commit for all layers",
+        "version": _version(),
+    }
+
+
+def _proof(plan: TreePlan) -> str:
+    if plan.tree.is_static:
+        return f"by support: G^{plan.steps + 1} = 0, G^{plan.steps} != 0; see `bolegen prove`"
+    return f"by support: G^{plan.depth + 1} = 0 for every tree of depth {plan.depth} or less"
+
+
+def _numerics(plan: TreePlan) -> str:
+    spec, terms = plan.spec, plan.precision.state_terms
+    how = {0: f"whole, {plan.precision.dot}", 1: "exact in bf16", 2: "in two bf16 terms"}[terms]
+    return f"contract {spec.contract}; state {how}; solve and readout {plan.precision.dot}"
+
+
+def _solver(plan: TreePlan) -> str:
+    blocks = ", ".join(f"{b.rows}{'' if b.column else ' leaves'}" for b in plan.blocks)
+    text = f"{plan.solver.value}; blocks of {blocks}; {plan.column_count} columns of G"
+    if len(text) > _WIDTH:
+        text = f"{plan.solver.value}; {len(plan.blocks)} blocks; {plan.column_count} columns of G"
+    return text if plan.solver is not Solver.LEVELS else f"{text}; no product inside a block"
+
+
+def _literal(parents: tuple[int, ...] | None) -> str:
+    """A tuple as the formatter lays it out: on one line where it fits, else one item a line."""
+    if parents is None:
+        return "None"
+    line = _spell(parents)
+    if len(f"    parents={line},") <= 99:
+        return line
+    return "(\n" + "".join(f"        {parent},\n" for parent in parents) + "    )"
+
+
+def _spell(parents: tuple[int, ...] | None) -> str:
+    return "given at run time" if parents is None else str(parents)
+
+
+def _shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else textwrap.shorten(text, width, placeholder=" ...") \
+        if " " in text else f"{text[: width - 4]} ..."
+
+
+def _version() -> str:
+    try:
+        return version("bolegen")
+    except PackageNotFoundError:
+        from bolegen import __version__
+
+        return __version__

@@ -1,0 +1,18 @@
+"""Choose how (I + G) U = R is solved, where the user did not."""
+
+from dataclasses import replace
+
+from bolegen.ir import Solver, TreePlan
+
+__all__ = ["choose_solver"]
+
+# nested (Horner) intermediates grow like 2.9^d with beta near 2: BRIEF section 3, fact 1
+_DEEPEST_HORNER = 32
+
+
+def choose_solver(plan: TreePlan) -> TreePlan:
+    """Solver: horner to 32 products, substitution above. chain:64: horner -> substitution."""
+    if plan.solver_is_chosen:
+        return plan
+    solver = Solver.HORNER if plan.steps <= _DEEPEST_HORNER else Solver.SUBSTITUTION
+    return replace(plan, solver=solver)

@@ -1,0 +1,88 @@
+"""Cut the padded positions into the blocks that the solve handles one after another."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bolegen.errors import SpecError
+from bolegen.ir import Block, Solver, TreePlan
+
+__all__ = ["split_blocks"]
+
+_ROW = 16  # smallest side of a tensor-core product
+_MOST_LEVEL_BLOCKS = 32
+
+
+def split_blocks(plan: TreePlan) -> TreePlan:
+    """One block of T rows -> blocks of 16 to 64 rows, columns only where a node has descendants.
+
+    (3,3,3): 13 nodes with descendants in a block of 16 that applies G twice inside, then 27
+    leaves in a block of 32 that has no columns.
+    """
+    groups = _groups(plan)
+    if plan.solver is Solver.LEVELS and len(groups) > _MOST_LEVEL_BLOCKS:
+        raise SpecError(
+            f"solver levels would need {len(groups)} blocks for {plan.tree.depth + 1} levels, "
+            f"at most {_MOST_LEVEL_BLOCKS} are built; use --solver substitution"
+        )
+    blocks: list[Block] = []
+    start = 0
+    for group in groups:
+        blocks.append(_block(plan, start, group))
+        start += len(group)
+    return replace(plan, blocks=tuple(blocks))
+
+
+def _groups(plan: TreePlan) -> list[tuple[int, ...]]:
+    """Nodes of each block, -1 for padding."""
+    order, tree = plan.order, plan.tree
+    largest = _largest(plan)
+    if not tree.is_static:
+        return _cut(order, largest)
+    if plan.solver is Solver.LEVELS:
+        levels = tree.levels
+        by_level = [[n for n in order if levels[n] == d] for d in range(tree.depth + 1)]
+        return [group for nodes in by_level for group in _cut(nodes, largest)]
+    inner = len(tree.internal)
+    # leaves may fill the last block with columns, if that saves a row of tiles
+    room = -inner % _ROW
+    if _padded(tree.nodes - inner - room) < _padded(tree.nodes - inner):
+        inner += room
+    return _cut(order[:inner], largest) + _cut(order[inner:], largest)
+
+
+def _largest(plan: TreePlan) -> int:
+    if plan.solver is not Solver.SUBSTITUTION:
+        return 64
+    return 16 if plan.tree.nodes <= 64 else 32
+
+
+def _padded(count: int) -> int:
+    return -(-max(count, 0) // _ROW) * _ROW
+
+
+def _cut(nodes: Sequence[int], largest: int) -> list[tuple[int, ...]]:
+    """Powers of two, largest first: 40 nodes are 32 + 16 rows, the last 8 of them padding."""
+    groups = []
+    rest = list(nodes)
+    while rest:
+        size = min(largest, 1 << (_padded(len(rest)).bit_length() - 1))
+        group, rest = rest[:size], rest[size:]
+        groups.append(tuple(group + [-1] * (size - len(group))))
+    return groups
+
+
+def _block(plan: TreePlan, start: int, nodes: tuple[int, ...]) -> Block:
+    if not plan.tree.is_static:
+        return Block(start, nodes, column=True, steps=min(plan.steps, len(nodes) - 1))
+    inside = {node for node in nodes if node >= 0}
+    parents = plan.tree.parents or ()
+    above: dict[int, int] = {}
+    # an ancestor outside the block may have ancestors inside it, so walk the whole path
+    for node in sorted(inside):
+        count, at = 0, parents[node]
+        while at >= 0:
+            count += at in inside
+            at = parents[at]
+        above[node] = count
+    column = any(plan.tree.children[node] for node in inside)
+    return Block(start, nodes, column=column, steps=max(above.values(), default=0))

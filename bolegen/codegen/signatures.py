@@ -1,0 +1,137 @@
+"""Argument types of every kernel, for the ahead-of-time build; the templates hold the same names."""
+
+from bolegen.ir import DType, Kernel, Param, TreePlan
+
+__all__ = ["kernels_of"]
+
+
+def kernels_of(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
+    """trace, prepare, factor (where there are columns), solve and commit, in launch order."""
+    tiling = plan.tiling
+    kernels = [
+        Kernel(f"trace_{name}", _trace(plan), 1, 1),
+        Kernel(f"prepare_{name}", _prepare(plan), tiling.warps_prepare, 1),
+        Kernel(f"solve_{name}", _solve(plan), tiling.warps_solve, tiling.stages),
+        Kernel(f"commit_{name}", _commit(plan), tiling.warps_commit, 1),
+    ]
+    if plan.column_count:
+        factor = Kernel(f"factor_{name}", _factor(plan), tiling.warps_factor, tiling.stages)
+        kernels.insert(2, factor)
+    return tuple(kernels)
+
+
+def _pointers(kind: str, *names: str) -> tuple[Param, ...]:
+    return tuple(Param(name, kind) for name in names)
+
+
+def _absent(*names: str) -> tuple[Param, ...]:
+    return tuple(Param(name, "constexpr") for name in names)
+
+
+def _constants(**values: object) -> tuple[Param, ...]:
+    return tuple(Param(name, "constexpr", value) for name, value in values.items())
+
+
+def _strides(*names: str) -> tuple[Param, ...]:
+    return tuple(Param(f"stride_{name}", "i32") for name in names)
+
+
+def _given(plan: TreePlan, kind: str, name: str) -> tuple[Param, ...]:
+    """A buffer that only runtime topology has."""
+    return _absent(name) if plan.tree.is_static else _pointers(kind, name)
+
+
+def _trace(plan: TreePlan) -> tuple[Param, ...]:
+    static = plan.tree.is_static
+    nodes = () if static else (Param("nodes", "i32", aligned=False),)
+    return (
+        *_given(plan, "*i64", "given_parents"),
+        *_pointers("*i1", "given_live"),
+        *_pointers("*i64", "slots"),
+        *_given(plan, "*i32", "parents"),
+        *_pointers("*i8", "live"),
+        *_given(plan, "*i32", "ancestors"),
+        *(Param(f"stride_{s}", "i32", aligned=False) for s in ("pb", "pt", "lb", "lt")),
+        *nodes,
+        *_constants(HAS_LIVE=True),
+    )
+
+
+def _prepare(plan: TreePlan) -> tuple[Param, ...]:
+    x = plan.spec.dtype.pointer
+    replay = plan.spec.factors == "replay"
+    strides = ("qb", "qt", "qh", "kb", "kt", "kh", "vb", "vt", "vh")
+    gate_strides = ("ab", "at", "ah", "bb", "bt", "bh")
+    return (
+        *_pointers(x, "q", "k", "v", "a", "b", "weight"),
+        *_absent("bias"),
+        *_pointers("*fp32", "A_log", "dt_bias"),
+        *_pointers(x, "window"),
+        *_pointers("*i64", "slots"),
+        *_pointers("*i8", "live"),
+        *_given(plan, "*i32", "parents"),
+        *_pointers(x, "qkv", "rows"),
+        *(_pointers(x, "kept") if replay else _absent("kept")),
+        *_pointers("*fp32", "gates"),
+        *(_absent("keys") if replay else _pointers("*fp32", "keys")),
+        *_pointers("*fp32", "vectors", "decays"),
+        *_strides(*strides),
+        *(Param(f"stride_{s}", "i32", aligned=False) for s in gate_strides),
+        *_strides("slot"),
+        *_constants(CONVOLVE=True, MASKED=not plan.tree.is_static),
+    )
+
+
+def _factor(plan: TreePlan) -> tuple[Param, ...]:
+    gram = _constants(DOT=_dot(plan)) if plan.spec.dtype is DType.FP32 else ()
+    return (
+        *_pointers(plan.spec.dtype.pointer, "qkv"),
+        *_pointers("*i64", "slots"),
+        *_pointers("*fp32", "vectors", "decays"),
+        *_given(plan, "*i32", "ancestors"),
+        *_pointers("*fp32", "matrices"),
+        *gram,
+    )
+
+
+def _solve(plan: TreePlan) -> tuple[Param, ...]:
+    static = plan.tree.is_static
+    nodes = () if static else (Param("nodes", "i32", aligned=False),)
+    replay = plan.spec.factors == "replay"
+    return (
+        *_pointers(plan.spec.dtype.pointer, "qkv"),
+        *_pointers(plan.spec.state_dtype.pointer, "state"),
+        *_pointers("*i64", "slots"),
+        *_pointers("*i8", "live"),
+        *_pointers("*fp32", "vectors", "decays", "matrices"),
+        *(_absent("u") if replay else _pointers("*fp32", "u")),
+        *_pointers(plan.spec.dtype.pointer, "out"),
+        *nodes,
+        *_strides("slot", "ob", "ot", "oh"),
+        *_constants(MASKED=not static, DOT=_dot(plan)),
+    )
+
+
+def _commit(plan: TreePlan) -> tuple[Param, ...]:
+    x = plan.spec.dtype.pointer
+    replay = plan.spec.factors == "replay"
+    return (
+        *_pointers(plan.spec.state_dtype.pointer, "state"),
+        *_pointers(x, "window"),
+        *_pointers("*i64", "slots", "nodes", "track_slots", "track_nodes"),
+        *_pointers(x, "rows"),
+        *(_pointers(x, "kept") if replay else _absent("kept")),
+        *_pointers("*fp32", "gates"),
+        *(_absent("keys", "u") if replay else _pointers("*fp32", "keys", "u")),
+        *_pointers("*i8", "live"),
+        *_given(plan, "*i32", "parents"),
+        Param("capacity", "i32", aligned=False),
+        Param("batch", "i32", aligned=False),
+        *_strides("sl", "ss", "wl", "ws"),
+        *_constants(CONVOLVED=False),
+    )
+
+
+def _dot(plan: TreePlan) -> str:
+    hip = plan.target is not None and plan.target.backend == "hip"
+    return plan.precision.hip_dot if hip else plan.precision.dot

@@ -1,0 +1,76 @@
+"""Spell small integer functions of a node as straight-line code: no memory is read for them."""
+
+from collections.abc import Sequence
+
+__all__ = ["spell_parents", "spell_positions", "spell_table"]
+
+_WORD = 32
+_MOST_RUNS = 4
+
+
+def spell_table(values: Sequence[int], index: str = "i") -> list[str]:
+    """Lines that return ``values[i]``, one bit of the answer at a time.
+
+    Bit b of every value forms a plane of bits; the word of the plane that holds bit i is
+    selected, shifted and masked. ``values`` are not negative.
+    """
+    planes = max(values).bit_length()
+    if planes == 0:
+        return [f"return {index} * 0"]
+    lines = []
+    for bit in range(planes):
+        lines += _word(values, bit, index)
+        term = f"((b_w >> ({index} & 31)) & 1)"
+        lines.append(f"b_f = {term[1:-1]}" if bit == 0 else f"b_f += {term} << {bit}")
+    return [*lines, "return b_f"]
+
+
+def spell_parents(parents: Sequence[int]) -> list[str]:
+    """Lines that return the parent of node i > 0: a quotient where the tree is that regular."""
+    for width in range(1, len(parents)):
+        if all(parents[i] == (i - 1) // width for i in range(1, len(parents))):
+            return ["return i - 1" if width == 1 else f"return (i - 1) // {width}"]
+    return spell_table([max(p, 0) for p in parents])
+
+
+def spell_positions(nodes: Sequence[int], padding: int) -> list[str]:
+    """Lines that return the node at padded position i, ``padding`` where there is none (-1)."""
+    runs: list[tuple[int, int | None]] = []
+    for position, node in enumerate(nodes):
+        shift = None if node < 0 else node - position
+        if not runs or runs[-1][1] != shift:
+            runs.append((position, shift))
+    if len(runs) > _MOST_RUNS:
+        return spell_table([padding if node < 0 else node for node in nodes])
+    lines = []
+    for number, (start, shift) in enumerate(runs):
+        value = str(padding) if shift is None else _shifted(shift)
+        lines.append(f"o_n = {value}" if number == 0 else f"o_n = tl.where(i < {start}, o_n, {value})")
+    return [*lines, "return o_n"]
+
+
+def _shifted(shift: int) -> str:
+    if shift == 0:
+        return "i"
+    return f"i + {shift}" if shift > 0 else f"i - {-shift}"
+
+
+def _word(values: Sequence[int], bit: int, index: str) -> list[str]:
+    """Select the 32-bit word of one plane; equal neighbours share a line."""
+    words = []
+    for start in range(0, len(values), _WORD):
+        chunk = values[start : start + _WORD]
+        word = sum(((value >> bit) & 1) << i for i, value in enumerate(chunk))
+        words.append(word)
+    lines = [f"b_w = tl.full({index}.shape, {_signed(words[0])}, tl.int32)"]
+    for number in range(1, len(words)):
+        if words[number] != words[number - 1]:
+            word = _signed(words[number])
+            lines.append(f"b_w = tl.where({index} < {number * _WORD}, b_w, {word})")
+    return lines
+
+
+def _signed(word: int) -> str:
+    """A 32-bit word as the int32 with the same bits; an arithmetic shift then finds each bit."""
+    value = word - (1 << _WORD) if word >> (_WORD - 1) else word
+    return f"{value:#X}".replace("X", "x")

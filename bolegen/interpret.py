@@ -1,0 +1,168 @@
+"""Run a plan as the emitted solve kernel does, in whatever numbers the operands are made of.
+
+One head at a time. The plan says which node sees which, in which blocks and with how many
+products; only the decay between a node and its ancestor comes from the tree itself. So a
+plan with a wrong mask, a lost column or a power too few gives wrong numbers here, exactly as
+its kernel would. Tests run it on float64, proofs on polynomials and on residues.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bolegen.errors import TreeError
+from bolegen.ir import TreePlan
+
+__all__ = ["Matrix", "Operands", "ancestor_mask", "decay_products", "interpret", "true_mask"]
+
+Matrix = NDArray[Any]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What the solve of one head reads, T nodes and d_v value channels.
+
+    ``kk`` [T, T] k_i.k_j, ``qk`` [T, T] q_i.k_j, ``ks`` and ``qs`` [T, d_v] rows k_i^T S and
+    q_i^T S, ``v`` [T, d_v], ``decay`` [T] e^g_i, ``beta`` [T] write gates. Entries are
+    float64, any exact numbers in arrays of objects (fractions, polynomials), or, where
+    ``modulus`` is a prime below 2^26, int64 residues of it: sums of 512 products stay exact.
+    """
+
+    kk: Matrix
+    qk: Matrix
+    ks: Matrix
+    qs: Matrix
+    v: Matrix
+    decay: Matrix
+    beta: Matrix
+    modulus: int | None = None
+
+    @classmethod
+    def from_arrays(
+        cls,
+        q: ArrayLike,
+        k: ArrayLike,
+        v: ArrayLike,
+        gamma: ArrayLike,
+        beta: ArrayLike,
+        state: ArrayLike,
+    ) -> "Operands":
+        """Float64 operands of one head: q, k [T, d_k] after the norm, v [T, d_v], gamma and
+        beta [T], ``state`` [d_v, d_k] as the pool stores it."""  # fmt: skip
+        q, k, v, gamma, beta, state = (
+            np.asarray(x, dtype=np.float64) for x in (q, k, v, gamma, beta, state)
+        )
+        return cls(k @ k.T, q @ k.T, k @ state.T, q @ state.T, v, gamma, beta)
+
+    def times(self, a: Matrix, b: Matrix) -> Matrix:
+        """Product entry by entry, with numpy's broadcasting."""
+        return self.reduce(a * b)
+
+    def reduce(self, x: Matrix) -> Matrix:
+        """The residues of ``x`` where there is a modulus, else ``x`` itself."""
+        return x if self.modulus is None else x % self.modulus
+
+    def dot(self, a: Matrix, x: Matrix) -> Matrix:
+        """Matrix product of ``a`` [m, n] and ``x`` [n, d_v]."""
+        if a.dtype != object:
+            return self.reduce(a @ x)
+        total: Matrix = np.zeros((len(a), x.shape[1]), dtype=object)
+        for i, j in zip(*np.nonzero(a), strict=True):
+            total[i] = total[i] + x[j] * a[i, j]
+        return total
+
+
+def interpret(
+    plan: TreePlan, operands: Operands, parents: Sequence[int] | None = None
+) -> tuple[Matrix, Matrix]:
+    """U and O, both [T, d_v], as the kernel of ``plan`` computes them.
+
+    ``parents`` gives the topology of a runtime plan, at most ``plan.tree.nodes`` nodes; a
+    static plan has its own. Blocks run in order; each starts from its rows of
+    R = D_beta (V - D_P K S), takes away G times the column blocks before it, then repeats
+    X <- base - G X with its own diagonal block ``steps`` times (BRIEF section 3, fact 1).
+    Raises TreeError where a tree at run time is missing, too large or too deep.
+    """
+    known = _topology(plan, parents)
+    times, dot, beta = operands.times, operands.dot, operands.beta[:, None]
+    mask = true_mask(known) if plan.spans is None else ancestor_mask(plan)
+    ratio, reach = decay_products(known, operands)
+    g = np.where(mask, times(times(ratio, operands.kk), beta), 0)
+    c = np.where(mask, times(ratio, operands.qk), 0)
+    own = np.diagonal(operands.qk)[:, None]
+    r = times(beta, operands.v - times(reach, operands.ks))
+    o = times(reach, operands.qs)
+
+    u = np.zeros_like(operands.v)
+    columns: list[int] = []
+    for block in plan.blocks:
+        rows = [node for node in block.nodes if 0 <= node < len(known)]
+        earlier, inside = np.ix_(rows, columns), np.ix_(rows, rows)
+        x = base = r[rows] - dot(g[earlier], u[columns])
+        o[rows] += dot(c[earlier], u[columns])
+        if block.column:
+            for _ in range(block.steps):
+                x = base - dot(g[inside], x)
+            columns += rows
+        if block.column and block.steps:
+            o[rows] += dot(c[inside], x)
+        u[rows] = operands.reduce(x)
+        o[rows] = operands.reduce(o[rows] + times(own[rows], x))
+    return u, o
+
+
+def ancestor_mask(plan: TreePlan) -> Mask:
+    """[T, T] bool of a static plan: does node i see node j, by the plan's preorder spans."""
+    assert plan.spans is not None
+    first, last = np.array(plan.spans).T
+    mask: Mask = (first[None, :] < first[:, None]) & (first[:, None] <= last[None, :])
+    return mask
+
+
+def true_mask(parents: Sequence[int]) -> Mask:
+    """[T, T] bool: is node j a strict ancestor of node i, by the parents themselves."""
+    mask = np.zeros((len(parents), len(parents)), dtype=np.bool_)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            mask[node] = mask[parent]
+            mask[node, parent] = True
+    return mask
+
+
+def decay_products(parents: Sequence[int], operands: Operands) -> tuple[Matrix, Matrix]:
+    """Products of decays: between i and its ancestor j [T, T], and from the root [T, 1].
+
+    Taken along the path below j down to i, never as a quotient: a decay may be 0 (BRIEF
+    section 3, fact 2). Between nodes that are no ancestors the entry is a product along the
+    path of i, not 0, so that a wrong mask shows.
+    """
+    nodes = len(parents)
+    ratio = np.full((nodes, nodes), 1, dtype=operands.decay.dtype)
+    reach = np.full((nodes, 1), 1, dtype=operands.decay.dtype)
+    for node, parent in enumerate(parents):
+        decay = operands.decay[node : node + 1]
+        reach[node] = decay if parent < 0 else operands.times(reach[parent], decay)
+        if parent >= 0:
+            ratio[node] = operands.times(ratio[parent], decay)
+            ratio[node, node] = 1
+    return ratio, reach
+
+
+def _topology(plan: TreePlan, parents: Sequence[int] | None) -> tuple[int, ...]:
+    if plan.tree.parents is not None:
+        return plan.tree.parents
+    if parents is None:
+        raise TreeError(f"any:{plan.tree.nodes} needs the parents of a tree to run on")
+    levels: list[int] = []
+    for parent in parents:
+        levels.append(0 if parent < 0 else levels[parent] + 1)
+    if len(levels) > plan.tree.nodes or max(levels) > plan.depth:
+        raise TreeError(
+            f"a tree of {len(levels)} nodes and depth {max(levels)} does not fit "
+            f"any:{plan.tree.nodes} at depth {plan.depth}; compile a larger one"
+        )
+    return tuple(parents)

@@ -1,0 +1,58 @@
+"""The intermediate representation: trees, layer shapes, plans, kernels; frozen values only."""
+
+from bolegen.ir.check import check_module, check_plan
+from bolegen.ir.kernel import Kernel, KernelModule, Param
+from bolegen.ir.notation import NOTATIONS, parse_template, slug, spell_template
+from bolegen.ir.plan import Block, Precision, Solver, Tiling, TreePlan, plan_tree
+from bolegen.ir.show import draw_svg, show_tree
+from bolegen.ir.spec import (
+    CONTRACTS,
+    FACTOR_LAYOUTS,
+    GDN,
+    MIXERS,
+    PORTABLE_SMEM,
+    TARGETS,
+    Decay,
+    DType,
+    LayerSpec,
+    Mixer,
+    Target,
+    find_mixer,
+    find_target,
+)
+from bolegen.ir.tree import MAX_NODES, TreeTemplate
+
+__all__ = [
+    "CONTRACTS",
+    "FACTOR_LAYOUTS",
+    "GDN",
+    "MAX_NODES",
+    "MIXERS",
+    "NOTATIONS",
+    "PORTABLE_SMEM",
+    "TARGETS",
+    "Block",
+    "DType",
+    "Decay",
+    "Kernel",
+    "KernelModule",
+    "LayerSpec",
+    "Mixer",
+    "Param",
+    "Precision",
+    "Solver",
+    "Target",
+    "Tiling",
+    "TreePlan",
+    "TreeTemplate",
+    "check_module",
+    "check_plan",
+    "draw_svg",
+    "find_mixer",
+    "find_target",
+    "parse_template",
+    "plan_tree",
+    "show_tree",
+    "slug",
+    "spell_template",
+]

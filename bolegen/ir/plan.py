@@ -1,0 +1,168 @@
+"""Level 1: the plan of one verifier, complete and runnable after every pass."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from bolegen.errors import SpecError
+from bolegen.ir.spec import LayerSpec, Target
+from bolegen.ir.tree import TreeTemplate
+
+__all__ = ["Block", "Precision", "Solver", "Tiling", "TreePlan", "plan_tree"]
+
+
+class Solver(Enum):
+    """How (I + G) U = R is solved; all are exact (BRIEF section 3, fact 1).
+
+    HORNER: X <- R - G X inside blocks of up to 64 internal nodes. LEVELS: a block a level,
+    so no product inside a block. SUBSTITUTION: blocks of 16 to 32 nodes, one after another.
+    """
+
+    HORNER = "horner"
+    LEVELS = "levels"
+    SUBSTITUTION = "substitution"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of padded positions that the solve handles at once.
+
+    ``nodes`` holds the user's node of each position, -1 for padding; ``column`` says whether
+    the block has a place in G's columns (one of its nodes has descendants) and ``steps``
+    how often its diagonal block of G is applied: its own nilpotency index.
+    """
+
+    start: int
+    nodes: tuple[int, ...]
+    column: bool
+    steps: int
+
+    @property
+    def rows(self) -> int:
+        """Padded positions in the block."""
+        return len(self.nodes)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How each product is formed (BRIEF section 3, fact 3).
+
+    ``state_terms``: bf16 terms of the state against q and k, 0 where it enters whole under
+    ``dot``. ``dot`` and ``hip_dot``: products of fp32 pairs on NVIDIA and on AMD.
+    """
+
+    state_terms: int = 0
+    dot: str = "ieee"
+    hip_dot: str = "ieee"
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Program shapes: nodes of a prepare program, rows of a factor program, value tile b_v."""
+
+    b_n: int = 16
+    b_r: int = 16
+    b_v: int = 16
+    warps_prepare: int = 4
+    warps_factor: int = 4
+    warps_solve: int = 4
+    warps_commit: int = 4
+    stages: int = 1
+
+
+@dataclass(frozen=True)
+class TreePlan:
+    """Everything that Python decides about one generated module.
+
+    ``depth`` is what the module supports, ``steps`` the products with G that remain after
+    the powers that vanish are dropped, ``spans[i]`` the first and last preorder number in
+    the subtree of node i (None for runtime topology): j is an ancestor of i exactly when
+    first_j < first_i <= last_j.
+    """
+
+    tree: TreeTemplate
+    spec: LayerSpec
+    target: Target | None
+    depth: int
+    steps: int
+    order: tuple[int, ...]
+    blocks: tuple[Block, ...]
+    spans: tuple[tuple[int, int], ...] | None
+    solver: Solver
+    solver_is_chosen: bool = False
+    precision: Precision = field(default_factory=Precision)
+    tiling: Tiling = field(default_factory=Tiling)
+
+    @property
+    def rows(self) -> int:
+        """Padded positions in all blocks."""
+        return sum(block.rows for block in self.blocks)
+
+    @property
+    def columns(self) -> tuple[Block, ...]:
+        """Blocks that have columns in G and, off the diagonal, in C."""
+        return tuple(block for block in self.blocks if block.column)
+
+    @property
+    def column_count(self) -> int:
+        """Columns of the stored G and C, padding included."""
+        return sum(block.rows for block in self.columns)
+
+    def column_start(self, block: Block) -> int:
+        """First stored column of a column block."""
+        return sum(other.rows for other in self.columns if other.start < block.start)
+
+
+def plan_tree(
+    tree: TreeTemplate,
+    spec: LayerSpec | None = None,
+    *,
+    depth: int | None = None,
+    target: Target | None = None,
+    solver: Solver | None = None,
+) -> TreePlan:
+    """The naive plan: user's order, one block, every column, ``depth`` products.
+
+    ``depth`` is the largest depth in edges that the module supports, the template's own by
+    default. Raises SpecError where it is smaller than a static template's.
+    """
+    if depth is None:
+        depth = tree.depth
+    if depth < 0:
+        raise SpecError(f"depth {depth} is negative; it counts edges from the root")
+    if tree.is_static and depth < tree.depth:
+        raise SpecError(
+            f"depth {depth} is smaller than the template's {tree.depth}: nodes below level "
+            f"{depth} would be wrong. Use --depth {tree.depth} or more."
+        )
+    if not tree.is_static:
+        depth = min(depth, tree.nodes - 1)
+    if solver is Solver.LEVELS and not tree.is_static:
+        raise SpecError("solver levels needs a static template; use horner or substitution")
+    nodes = tuple(range(tree.nodes))
+    return TreePlan(
+        tree=tree,
+        spec=spec or LayerSpec(),
+        target=target,
+        depth=depth,
+        steps=depth,
+        order=nodes,
+        blocks=(Block(0, nodes, column=True, steps=depth),),
+        spans=_number_spans(tree) if tree.is_static else None,
+        solver=solver or Solver.HORNER,
+        solver_is_chosen=solver is not None,
+    )
+
+
+def _number_spans(tree: TreeTemplate) -> tuple[tuple[int, int], ...]:
+    """Preorder interval of each subtree, without recursion: 512 levels are legal."""
+    sizes = [1] * tree.nodes
+    parents = tree.parents or ()
+    for node in reversed(range(1, tree.nodes)):
+        sizes[parents[node]] += sizes[node]
+    first = [0] * tree.nodes
+    for node in range(tree.nodes):
+        start = first[node] + 1
+        for child in tree.children[node]:
+            first[child] = start
+            start += sizes[child]
+    return tuple((first[n], first[n] + sizes[n] - 1) for n in range(tree.nodes))

@@ -1,0 +1,195 @@
+"""What is compiled for: the mixer, its shapes and dtypes, the contract, the target."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from bolegen.errors import SpecError
+
+__all__ = [
+    "CONTRACTS",
+    "FACTOR_LAYOUTS",
+    "GDN",
+    "MIXERS",
+    "PORTABLE_SMEM",
+    "TARGETS",
+    "Decay",
+    "DType",
+    "LayerSpec",
+    "Mixer",
+    "Target",
+    "find_mixer",
+    "find_target",
+]
+
+
+class DType(Enum):
+    """A storage type; the value is how users spell it."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+
+    @property
+    def bytes(self) -> int:
+        """Size of one element, in bytes."""
+        return 4 if self is DType.FP32 else 2
+
+    @property
+    def torch(self) -> str:
+        """Name in torch and in triton.language: bfloat16, float16, float32."""
+        return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[self.value]
+
+    @property
+    def pointer(self) -> str:
+        """Triton's signature of a pointer to it: *bf16."""
+        return f"*{self.value}"
+
+
+class Decay(Enum):
+    """What one log decay covers."""
+
+    NONE = "none"
+    CONSTANT = "constant per head"
+    SCALAR = "scalar per token and value head"
+    CHANNEL = "per token, value head and key channel"
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """A linear-attention recurrence, described by what it is (BRIEF section 5)."""
+
+    name: str
+    decay: Decay
+    delta: bool  # u = beta (v - S^T k), so that G is not zero
+    convolved: bool  # a causal depthwise convolution with SiLU comes first
+    unit_keys: bool  # q and k are l2-normalised, q then scaled by d_k^-1/2
+    log_decay: str  # formula of g, natural logarithm
+    write_gate: str  # formula of beta
+
+
+GDN = Mixer(
+    name="gdn",
+    decay=Decay.SCALAR,
+    delta=True,
+    convolved=True,
+    unit_keys=True,
+    log_decay="-exp(A_log) softplus(a + dt_bias)",
+    write_gate="sigmoid(b)",
+)
+MIXERS = {GDN.name: GDN}
+FACTOR_LAYOUTS = ("replay", "pku")
+CONTRACTS = ("fp32", "tf32")
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One recurrent layer: Hk key heads, Hv value heads, state [Hv, d_v, d_k].
+
+    Raises SpecError for shapes outside the contract: head ratio whole, dims multiples of 8
+    from 16, d_k to 256, d_v to 512, convolution width 2 to 4.
+    """
+
+    mixer: Mixer = GDN
+    key_heads: int = 16
+    value_heads: int = 32
+    d_k: int = 128
+    d_v: int = 128
+    conv: int = 4
+    dtype: DType = DType.BF16
+    state_dtype: DType = DType.FP32
+    factors: str = "replay"
+    contract: str = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.key_heads < 1 or self.value_heads < 1 or self.value_heads > 1024:
+            raise SpecError(
+                f"heads {self.key_heads}:{self.value_heads} must be at least 1:1 "
+                "and at most 1024 value heads"
+            )
+        if self.value_heads % self.key_heads:
+            raise SpecError(
+                f"heads {self.key_heads}:{self.value_heads}: value heads must be a multiple of "
+                "key heads, since value head h uses key head h // (Hv / Hk)"
+            )
+        for name, value, limit in (("dk", self.d_k, 256), ("dv", self.d_v, 512)):
+            if value % 8 or not 16 <= value <= limit:
+                raise SpecError(
+                    f"{name}={value} not supported; dims are multiples of 8 from 16, "
+                    f"{name} to {limit}"
+                )
+        if not 2 <= self.conv <= 4:
+            raise SpecError(f"convolution width {self.conv} not supported; have 2, 3, 4")
+        if self.state_dtype is DType.FP16:
+            raise SpecError("state dtype fp16 not supported; have fp32, bf16")
+        if self.factors not in FACTOR_LAYOUTS:
+            raise SpecError(f"factors {self.factors!r} not known; have {', '.join(FACTOR_LAYOUTS)}")
+        if self.contract not in CONTRACTS:
+            raise SpecError(f"contract {self.contract!r} not known; have {', '.join(CONTRACTS)}")
+
+    @property
+    def ratio(self) -> int:
+        """Value heads that share one key head."""
+        return self.value_heads // self.key_heads
+
+    @property
+    def channels(self) -> int:
+        """C = 2 Hk d_k + Hv d_v, the width of a pre-convolution row q|k|v."""
+        return 2 * self.key_heads * self.d_k + self.value_heads * self.d_v
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """What an engine stores per node and layer: a float32 state and a convolution window."""
+        window = self.channels * (self.conv - 1) * self.dtype.bytes
+        return self.value_heads * self.d_k * self.d_v * 4 + window
+
+    @property
+    def row_bytes(self) -> int:
+        """One raw pre-convolution row."""
+        return self.channels * self.dtype.bytes
+
+    @property
+    def factor_bytes(self) -> int:
+        """Factors per node and layer, raw row included (field-reports section D)."""
+        gates = 2 * self.value_heads * 4
+        if self.factors == "replay":
+            return self.row_bytes + gates
+        heads = self.key_heads * self.d_k + self.value_heads * self.d_v + self.value_heads
+        return self.row_bytes + heads * 4
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU architecture: what the ahead-of-time build and the tiling need to know."""
+
+    name: str
+    backend: str  # Triton's backend
+    arch: int | str
+    warp: int  # threads
+    smem_bytes: int  # shared memory that one program can have
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("sm_80", "cuda", 80, 32, 166_912),
+        Target("sm_90", "cuda", 90, 32, 232_448),
+        Target("sm_100", "cuda", 100, 32, 232_448),
+        Target("sm_120", "cuda", 120, 32, 101_376),
+        Target("gfx942", "hip", "gfx942", 64, 65_536),
+    )
+}
+PORTABLE_SMEM = min(target.smem_bytes for target in TARGETS.values())
+
+
+def find_mixer(name: str) -> Mixer:
+    """The mixer called ``name``; SpecError lists those there are."""
+    if name not in MIXERS:
+        raise SpecError(f"mixer {name!r} not supported; have {', '.join(MIXERS)}")
+    return MIXERS[name]
+
+
+def find_target(name: str) -> Target:
+    """The target called ``name``; SpecError lists those there are."""
+    if name not in TARGETS:
+        raise SpecError(f"target {name!r} not known; have {', '.join(TARGETS)}")
+    return TARGETS[name]

@@ -1,0 +1,1 @@
+"""Runnable examples; start with README.md in this folder."""
