@@ -3,6 +3,7 @@
 from bolegen.codegen import EmittedModule, compile_template
 from bolegen.errors import BolegenError
 from bolegen.ir import LayerSpec, Target, TreeTemplate
+from bolegen.version import __version__
 
 __all__ = [
     "BolegenError",
@@ -10,6 +11,6 @@ __all__ = [
     "LayerSpec",
     "Target",
     "TreeTemplate",
+    "__version__",
     "compile_template",
 ]
-__version__ = "0.1.0"

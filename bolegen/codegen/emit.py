@@ -4,16 +4,15 @@ import ast
 import hashlib
 import os
 import re
-import textwrap
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import jinja2
 
 from bolegen.errors import EmitError, OutputError
 from bolegen.ir import KernelModule, Solver, TreePlan, spell_template
+from bolegen.version import __version__
 
 __all__ = ["TEMPLATES", "EmittedModule", "digest_of", "emit_module", "write_module"]
 
@@ -129,7 +128,7 @@ def _header(plan: TreePlan, module: KernelModule) -> dict[str, object]:
         f"(a state snapshot: {spec.snapshot_bytes})",
         "solver_line": _solver(plan),
         "launches": ", ".join(launches[:-1]) + "; commit for all layers",
-        "version": _version(),
+        "version": __version__,
     }
 
 
@@ -168,14 +167,4 @@ def _spell(parents: tuple[int, ...] | None) -> str:
 
 
 def _shorten(text: str, width: int) -> str:
-    return text if len(text) <= width else textwrap.shorten(text, width, placeholder=" ...") \
-        if " " in text else f"{text[: width - 4]} ..."
-
-
-def _version() -> str:
-    try:
-        return version("bolegen")
-    except PackageNotFoundError:
-        from bolegen import __version__
-
-        return __version__
+    return text if len(text) <= width else f"{text[: width - 4].rstrip(', ')} ..."

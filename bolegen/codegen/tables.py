@@ -45,7 +45,9 @@ def spell_positions(nodes: Sequence[int], padding: int) -> list[str]:
     lines = []
     for number, (start, shift) in enumerate(runs):
         value = str(padding) if shift is None else _shifted(shift)
-        lines.append(f"o_n = {value}" if number == 0 else f"o_n = tl.where(i < {start}, o_n, {value})")
+        lines.append(
+            f"o_n = {value}" if number == 0 else f"o_n = tl.where(i < {start}, o_n, {value})"
+        )
     return [*lines, "return o_n"]
 
 

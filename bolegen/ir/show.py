@@ -77,7 +77,8 @@ def _title(tree: TreeTemplate) -> str:
         return f"{name}: at most {tree.nodes} nodes, topology is given at run time"
     if len(name) > 60:
         name = f"tree {tree.digest}"
-    return f"{name}: {tree.nodes} nodes, depth {tree.depth}"
+    nodes = "1 node" if tree.nodes == 1 else f"{tree.nodes} nodes"
+    return f"{name}: {nodes}, depth {tree.depth}"
 
 
 # text
@@ -179,7 +180,7 @@ def _tree_shapes(tree: TreeTemplate, places: list[tuple[float, float]]) -> Itera
     room = _room(tree, places)
     radius = max(1.2, min(10.0, 0.42 * room))
     for node, (x, y) in enumerate(places):
-        mark = ' class="s"' if node in chosen else ""
+        mark = ' class="s"' if node in chosen and radius > 3 else ""
         fill = _colour(tree, tree.levels[node])
         yield f'<circle{mark} cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}" fill="{fill}"/>'
         if room >= _LABEL:

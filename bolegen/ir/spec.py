@@ -12,8 +12,8 @@ __all__ = [
     "MIXERS",
     "PORTABLE_SMEM",
     "TARGETS",
-    "Decay",
     "DType",
+    "Decay",
     "LayerSpec",
     "Mixer",
     "Target",
@@ -122,7 +122,9 @@ class LayerSpec:
         if self.state_dtype is DType.FP16:
             raise SpecError("state dtype fp16 not supported; have fp32, bf16")
         if self.factors not in FACTOR_LAYOUTS:
-            raise SpecError(f"factors {self.factors!r} not known; have {', '.join(FACTOR_LAYOUTS)}")
+            raise SpecError(
+                f"factors {self.factors!r} not known; have {', '.join(FACTOR_LAYOUTS)}"
+            )
         if self.contract not in CONTRACTS:
             raise SpecError(f"contract {self.contract!r} not known; have {', '.join(CONTRACTS)}")
 

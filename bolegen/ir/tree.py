@@ -167,7 +167,9 @@ def _check_parent(node: int, parent: int, nodes: int) -> None:
     if parent == -1:
         raise TreeError(f"node {node} has parent -1, a second root; only node 0 has no parent")
     if not 0 <= parent < nodes:
-        raise TreeError(f"node {node} is an orphan: its parent {parent} is not one of {nodes} nodes")
+        raise TreeError(
+            f"node {node} is an orphan: its parent {parent} is not one of {nodes} nodes"
+        )
     if parent == node:
         raise TreeError(f"node {node} is its own parent, a cycle; a parent has a smaller number")
     if parent > node:

@@ -1,0 +1,72 @@
+"""Hypothesis strategies: trees, live masks, layer shapes, operands of one head."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from bolegen.interpret import Operands
+from bolegen.ir import DType, LayerSpec, TreeTemplate
+from bolegen.oracle import Array, normalise
+
+__all__ = ["heads", "layer_specs", "live_masks", "one_head", "trees"]
+
+
+@st.composite
+def trees(draw: st.DrawFn, max_nodes: int = 40, min_nodes: int = 1) -> TreeTemplate:
+    """A parent for each node, by its distance: shrinks to short chains."""
+    nodes = draw(st.integers(min_nodes, max_nodes))
+    back = [draw(st.integers(1, node)) for node in range(1, nodes)]
+    return TreeTemplate.from_parents([-1, *(node - d for node, d in enumerate(back, 1))])
+
+
+@st.composite
+def live_masks(draw: st.DrawFn, tree: TreeTemplate) -> list[bool]:
+    """Prefix-closed: a node can be live where its parent is."""
+    live: list[bool] = []
+    for parent in tree.parents or ():
+        live.append((parent < 0 or live[parent]) and draw(st.booleans()))
+    return live
+
+
+@st.composite
+def layer_specs(draw: st.DrawFn) -> LayerSpec:
+    """Small layers, sizes off powers of two among them."""
+    key_heads, ratio = draw(st.sampled_from([(1, 1), (1, 3), (2, 2), (2, 1)]))
+    return LayerSpec(
+        key_heads=key_heads,
+        value_heads=key_heads * ratio,
+        d_k=draw(st.sampled_from([16, 24, 40, 64])),
+        d_v=draw(st.sampled_from([16, 24, 56])),
+        conv=draw(st.integers(2, 4)),
+        dtype=draw(st.sampled_from(DType)),
+    )
+
+
+@st.composite
+def heads(draw: st.DrawFn, nodes: int) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """q, k, v, log decay, beta, state of one request with one head; some decays are 0.
+
+    Numbers come from a drawn seed: their values matter less than the tree's shape.
+    """
+    numbers = np.random.default_rng(draw(st.integers(0, 2**16)))
+    d_k, d_v = draw(st.sampled_from([(4, 3), (16, 8)]))
+    q, k = normalise(*numbers.normal(size=(2, nodes, 1, d_k)))
+    log_decay = -numbers.exponential(draw(st.sampled_from([0.1, 2.0, 20.0])), (nodes, 1))
+    cut = draw(st.sampled_from([0.0, 0.2]))
+    log_decay[numbers.random((nodes, 1)) < cut] = -np.inf
+    beta = numbers.random((nodes, 1))
+    return (
+        q,
+        k,
+        numbers.normal(size=(nodes, 1, d_v)),
+        log_decay,
+        beta,
+        numbers.normal(size=(1, d_v, d_k)),
+    )
+
+
+def one_head(head: tuple[Array, ...]) -> Operands:
+    """What `heads` draws, as the operands of the closed form."""
+    q, k, v, log_decay, beta, state = head
+    return Operands.from_arrays(
+        q[:, 0], k[:, 0], v[:, 0], np.exp(log_decay[:, 0]), beta[:, 0], state[0]
+    )
