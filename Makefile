@@ -24,8 +24,9 @@ HOUSE := pyproject.toml .ci/constraints.txt
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## verify and commit one tree on the CPU, with every stage shown
+demo: $(READY) ## one tree through every stage, then a real model that decodes with one
 	@$(BIN)/python -m examples.demo
+	@$(BIN)/python -m examples.tree_decoding
 
 test: lint types layers check unit ## everything that needs no GPU; the tests come last
 
@@ -57,8 +58,8 @@ unit36: $(READY36) ## the same tests under the oldest supported Triton
 	@OMP_NUM_THREADS=1 $(VENV36)/bin/python -m pytest -n $(WORKERS) --dist worksteal --hypothesis-profile=ci
 
 aot: $(READY) $(READY36) ## build every emitted kernel for real GPUs, under the newest and the oldest Triton
-	@$(BIN)/python -m bolegen.aot
-	@$(VENV36)/bin/python -m bolegen.aot
+	@$(BIN)/python -m bolegen.resources
+	@$(VENV36)/bin/python -m bolegen.resources
 
 # with PYTHON itself, whose torch must see the GPU; warnings of other versions are no errors there
 gpu: export PYTHONPATH := .:runtime

@@ -91,7 +91,7 @@ def _build(module: ModuleType, kernel: Kernel, target: Target) -> KernelReport:
         if param.name == "DOT" and target.backend == "hip":
             constants[(i,)] = emitted_dot(module, target)
     source = ASTSource(getattr(module, kernel.name), signature, constants, aligned)
-    options = {"num_warps": kernel.warps, "num_stages": kernel.stages}
+    options = {"num_warps": kernel.warps, "num_stages": kernel.stages, "enable_fp_fusion": True}
     try:
         built = compile(
             source, target=GPUTarget(target.backend, target.arch, target.warp), options=options

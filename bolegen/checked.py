@@ -1,7 +1,7 @@
 """The modules that are checked in under generated/: written and compared by ``bolegen check``."""
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bolegen.codegen import EmittedModule, compile_template, write_module
@@ -17,7 +17,7 @@ class CheckedIn:
 
     template: str
     depth: int | None = None
-    spec: LayerSpec = LayerSpec()
+    spec: LayerSpec = field(default_factory=LayerSpec)
 
 
 # few, and each for a reason

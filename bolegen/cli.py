@@ -140,7 +140,8 @@ def _summary(module: EmittedModule) -> str:
         f"module    {module.name}, digest {module.digest}",
         f"nodes     {count}{plan.tree.nodes}, depth {plan.depth} supported",
         f"steps     {kept}",
-        f"solver    {plan.solver.value}: blocks of {blocks}{more}; {plan.column_count} columns of G",
+        f"solver    {plan.solver.value}: blocks of {blocks}{more}; "
+        f"{plan.column_count} columns of G",
         f"factors   {spec.factors}, {spec.factor_bytes:,} bytes a node and layer with its raw row "
         f"({ratio:.0f} times less than a snapshot)",
     ]

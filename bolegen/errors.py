@@ -28,7 +28,7 @@ class OutputError(BolegenError):
 
 
 class CheckError(BolegenError):
-    """A plan breaks an invariant of its level, or checked-in modules differ from the compiler's."""
+    """A plan breaks an invariant, or checked-in modules differ from what is emitted now."""
 
 
 class EmitError(BolegenError):

@@ -84,7 +84,7 @@ def interpret(
     ``parents`` gives the topology of a runtime plan, at most ``plan.tree.nodes`` nodes; a
     static plan has its own. Blocks run in order; each starts from its rows of
     R = D_beta (V - D_P K S), takes away G times the column blocks before it, then repeats
-    X <- base - G X with its own diagonal block ``steps`` times (BRIEF section 3, fact 1).
+    X <- base - G X with its own diagonal block ``steps`` times (docs/theory.md, fact 1).
     Raises TreeError where a tree at run time is missing, too large or too deep.
     """
     known = _topology(plan, parents)
@@ -136,8 +136,8 @@ def true_mask(parents: Sequence[int]) -> Mask:
 def decay_products(parents: Sequence[int], operands: Operands) -> tuple[Matrix, Matrix]:
     """Products of decays: between i and its ancestor j [T, T], and from the root [T, 1].
 
-    Taken along the path below j down to i, never as a quotient: a decay may be 0 (BRIEF
-    section 3, fact 2). Between nodes that are no ancestors the entry is a product along the
+    Taken along the path below j down to i, never as a quotient: a decay may be 0
+    (docs/theory.md, fact 2). Between nodes that are no ancestors the entry is a product along the
     path of i, not 0, so that a wrong mask shows.
     """
     nodes = len(parents)

@@ -1,6 +1,6 @@
 """What every kernel must compute: the recurrence by definition, in float64, node by node.
 
-This file is the only definition of meaning (BRIEF sections 3 and 4). It is written from the
+This file is the only definition of meaning (docs/theory.md). It is written from the
 equations alone: no closed form, no mask, no plan. All functions take one request and return
 float64; inputs of any real dtype are widened first. Letters: T nodes, Hk and Hv key and value
 heads, d_k and d_v dims, C = 2 Hk d_k + Hv d_v channels, W convolution width.
@@ -58,7 +58,7 @@ def gates(a: ArrayLike, b: ArrayLike, A_log: ArrayLike, dt_bias: ArrayLike) -> t
 
     g = -exp(A_log) softplus(a + dt_bias), softplus linear above 20; beta = sigmoid(b). ``a``
     and ``b`` are [T, Hv], ``A_log`` and ``dt_bias`` [Hv]. Where exp(A_log) overflows g is
-    -inf, a decay of exactly 0: a cut. Source: BRIEF section 3, SGLang's fused gating.
+    -inf, a decay of exactly 0: a cut. Source: docs/theory.md, SGLang's fused gating.
     """
     rate, step, write = _float(A_log), _float(a) + _float(dt_bias), _float(b)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -83,7 +83,7 @@ def convolve(
     ``x`` [T, C] pre-convolution rows, ``window`` [C, W-1] committed rows, oldest first,
     ``weight`` [C, W] whose last column meets the node itself, ``bias`` [C] or None. A node
     sees its own W-1 nearest ancestors, then the committed window, never a sibling.
-    Raises TreeError for parents that are no tree. Source: BRIEF section 3.
+    Raises TreeError for parents that are no tree. Source: docs/theory.md.
     """
     x, weight, window = _float(x), _float(weight), _float(window)
     out = np.zeros_like(x)
@@ -108,7 +108,7 @@ def split_rows(
 def normalise(q: ArrayLike, k: ArrayLike) -> tuple[Array, Array]:
     """Unit q and k over the last axis, q then scaled by d_k^-1/2; same shapes.
 
-    x / sqrt(sum x^2 + 1e-6), the epsilon inside the root. Source: BRIEF section 3.
+    x / sqrt(sum x^2 + 1e-6), the epsilon inside the root. Source: docs/theory.md.
     """
     return _unit(_float(q)) * np.shape(q)[-1] ** -0.5, _unit(_float(k))
 
@@ -128,7 +128,7 @@ def recurrence(
     """Every node from its parent's state, one after another.
 
     S_i = e^g_i S_p(i) + k_i u_i^T, u_i = beta_i (v_i - e^g_i S_p(i)^T k_i), o_i = S_i^T q_i
-    (BRIEF section 3; Bole, section II-A). ``q``, ``k`` [T, Hk, d_k] after the norm, ``v``
+    (docs/theory.md; Bole, section II-A). ``q``, ``k`` [T, Hk, d_k] after the norm, ``v``
     [T, Hv, d_v], ``log_decay`` and ``beta`` [T, Hv], ``state`` [Hv, d_v, d_k], the pool's
     layout, that is S transposed. Value head h uses key head h // (Hv / Hk). Raises TreeError
     for parents that are no tree or a live mask with holes.
@@ -176,7 +176,7 @@ def verify(
 
     The arguments of an emitted ``verify`` without the batch axis; heads and dims follow from
     ``state`` [Hv, d_v, d_k]. ``round_rows`` rounds the convolved rows [T, C] to the
-    activations' dtype, the one rounding that the contract allows (BRIEF section 4).
+    activations' dtype, the one rounding that the contract allows (docs/theory.md).
     """
     value_heads, _, d_k = np.shape(state)
     rows = convolve(parents, x, conv_state, conv_weight, conv_bias, live=live)

@@ -16,7 +16,19 @@ from bolegen.version import __version__
 
 __all__ = ["TEMPLATES", "EmittedModule", "digest_of", "emit_module", "write_module"]
 
-TEMPLATES = ("header", "numerics", "topology", "prepare", "factor", "solve", "commit", "host")
+TEMPLATES = (
+    "header",
+    "numerics",
+    "topology",
+    "convolve",
+    "prepare",
+    "factor",
+    "solve",
+    "commit",
+    "memory",
+    "calls",
+    "checks",
+)
 _NO_DIGEST = "0" * 16
 _WIDTH = 88
 

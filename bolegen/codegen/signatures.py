@@ -1,4 +1,4 @@
-"""Argument types of every kernel, for the ahead-of-time build; the templates hold the same names."""
+"""Argument types of every kernel, for the ahead-of-time build; templates hold the same names."""
 
 from bolegen.ir import DType, Kernel, Param, TreePlan
 

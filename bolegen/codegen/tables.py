@@ -67,8 +67,8 @@ def _word(values: Sequence[int], bit: int, index: str) -> list[str]:
     lines = [f"b_w = tl.full({index}.shape, {_signed(words[0])}, tl.int32)"]
     for number in range(1, len(words)):
         if words[number] != words[number - 1]:
-            word = _signed(words[number])
-            lines.append(f"b_w = tl.where({index} < {number * _WORD}, b_w, {word})")
+            bits = _signed(words[number])
+            lines.append(f"b_w = tl.where({index} < {number * _WORD}, b_w, {bits})")
     return lines
 
 

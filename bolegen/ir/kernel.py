@@ -9,7 +9,7 @@ __all__ = ["Kernel", "KernelModule", "Param"]
 
 @dataclass(frozen=True)
 class Param:
-    """One argument of a kernel: a pointer such as ``*bf16``, a scalar such as ``i64``, or a constant.
+    """One argument of a kernel: a pointer such as ``*bf16``, a scalar ``i32``, or a constant.
 
     ``value`` is what a constexpr (or an absent pointer, None) is compiled with; ``aligned``
     says that the ahead-of-time build may assume a multiple of 16.

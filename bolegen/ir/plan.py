@@ -11,7 +11,7 @@ __all__ = ["Block", "Precision", "Solver", "Tiling", "TreePlan", "plan_tree"]
 
 
 class Solver(Enum):
-    """How (I + G) U = R is solved; all are exact (BRIEF section 3, fact 1).
+    """How (I + G) U = R is solved; all are exact (docs/theory.md, fact 1).
 
     HORNER: X <- R - G X inside blocks of up to 64 internal nodes. LEVELS: a block a level,
     so no product inside a block. SUBSTITUTION: blocks of 16 to 32 nodes, one after another.
@@ -44,7 +44,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Precision:
-    """How each product is formed (BRIEF section 3, fact 3).
+    """How each product is formed (docs/theory.md, fact 3).
 
     ``state_terms``: bf16 terms of the state against q and k, 0 where it enters whole under
     ``dot``. ``dot`` and ``hip_dot``: products of fp32 pairs on NVIDIA and on AMD.

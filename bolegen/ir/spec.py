@@ -56,7 +56,7 @@ class Decay(Enum):
 
 @dataclass(frozen=True)
 class Mixer:
-    """A linear-attention recurrence, described by what it is (BRIEF section 5)."""
+    """A linear-attention recurrence, described by what it is."""
 
     name: str
     decay: Decay
@@ -151,7 +151,7 @@ class LayerSpec:
 
     @property
     def factor_bytes(self) -> int:
-        """Factors per node and layer, raw row included (field-reports section D)."""
+        """Factors per node and layer, raw row included (docs/theory.md)."""
         gates = 2 * self.value_heads * 4
         if self.factors == "replay":
             return self.row_bytes + gates

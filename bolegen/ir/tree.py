@@ -74,7 +74,7 @@ class TreeTemplate:
 
     @classmethod
     def from_edges(cls, edges: Iterable[tuple[int, int]]) -> "TreeTemplate":
-        """The tree of these (parent, child) edges, nodes renumbered parents first in level order."""
+        """The tree of these (parent, child) edges, nodes renumbered in level order."""
         import networkx as nx
 
         graph = nx.DiGraph(list(edges))
@@ -135,7 +135,7 @@ class TreeTemplate:
 
     @cached_property
     def internal(self) -> tuple[int, ...]:
-        """Nodes with descendants: the only non-zero columns of G (BRIEF fact of section 3)."""
+        """Nodes with descendants: the only non-zero columns of G (docs/theory.md)."""
         return tuple(node for node, kids in enumerate(self.children) if kids)
 
     def path(self, node: int) -> tuple[int, ...]:

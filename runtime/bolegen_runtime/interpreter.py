@@ -2,14 +2,12 @@
 
 Triton 3.6 and 3.9 keep bf16 in numpy's uint16 and then compute on those integers; they truncate
 float32 to bf16 and run a tf32 dot in full float32. `install()` mends that in place, for every
-kernel of the process. Only tests and CPU examples call it: no emitted module needs it.
+kernel of the process; PATCHES lists what it replaces. Only tests and CPU examples call it.
 
 A bf16 operand is widened to float32 (exact), computed on, and the result rounded once, to
 nearest even: add, sub, mul, div, sqrt and fma come out correctly rounded, as on a GPU. A bf16
 reduction or scan is one float32 reduction rounded at the end; a GPU may round every step. A dot
 multiplies and sums in float32, after its float32 operands were rounded as `input_precision` says.
-
-PATCHES, at the end, lists everything that is replaced.
 """
 
 from __future__ import annotations
@@ -37,7 +35,10 @@ def round_to_bf16(x: Array) -> Array:
 
 
 def round_to_tf32(x: Array) -> Array:
-    """Round float32 to 10 bits of mantissa, ties away from zero (PTX's cvt.rna.tf32.f32)."""
+    """Round float32 to 10 bits of mantissa, ties away from zero (PTX's cvt.rna.tf32.f32).
+
+    Compiled tf32x3 dots round so; plain tf32 ones leave the low 13 bits to the tensor core.
+    """
     bits = np.asarray(x, np.float32).view(np.uint32)
     special = (bits & np.uint32(0x7F800000)) == np.uint32(0x7F800000)
     rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)

@@ -14,7 +14,7 @@ from bolegen.codegen import EmittedModule
 
 __all__ = ["Round", "check_commit", "check_verify", "import_module", "make_round"]
 
-LIMIT = 5e-6  # BRIEF section 4, in norms over a head
+LIMIT = 5e-6  # docs/theory.md, in norms over a head
 
 
 def import_module(emitted: EmittedModule) -> ModuleType:

@@ -1,6 +1,7 @@
 """Hypothesis strategies: trees, live masks, layer shapes, operands of one head."""
 
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from bolegen.interpret import Operands
@@ -8,6 +9,10 @@ from bolegen.ir import DType, LayerSpec, TreeTemplate
 from bolegen.oracle import Array, normalise
 
 __all__ = ["heads", "layer_specs", "live_masks", "one_head", "trees"]
+
+# two busy cores say nothing about a test; under CI the built-in profile still derandomises
+settings.register_profile("bolegen", settings(), deadline=None)
+settings.load_profile("bolegen")
 
 
 @st.composite

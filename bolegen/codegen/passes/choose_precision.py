@@ -8,7 +8,7 @@ __all__ = ["choose_precision"]
 
 
 def choose_precision(plan: TreePlan) -> TreePlan:
-    """Precision: ieee everywhere -> by operand (BRIEF section 3, fact 3).
+    """Precision: ieee everywhere -> by operand (docs/theory.md, fact 3).
 
     bf16 activations are exact bf16 operands, so a float32 state needs two bf16 terms against
     them, a bf16 state one. Pairs of float32 (the solve, the readout; with fp16 or fp32

@@ -6,7 +6,7 @@ from bolegen.ir import Solver, TreePlan
 
 __all__ = ["choose_solver"]
 
-# nested (Horner) intermediates grow like 2.9^d with beta near 2: BRIEF section 3, fact 1
+# nested (Horner) intermediates grow like 2.9^d with beta near 2: docs/theory.md, fact 1
 _DEEPEST_HORNER = 32
 
 
