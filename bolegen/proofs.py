@@ -28,6 +28,8 @@ DRAWS = 4
 SAMPLED_TREES = 4
 RESIDUES = f"exactly, on {DRAWS} seeded draws of all operands modulo the prime 2^26 - 5"
 
+Difference = tuple[int, str] | None
+
 
 @dataclass(frozen=True)
 class Certificate:
@@ -88,11 +90,8 @@ def _prove_static(plan: TreePlan) -> Certificate:
     if index != tree.depth + 1:
         raise ProofError(f"G^{index} = 0, but depth {tree.depth} needs G^{tree.depth + 1} = 0")
     if plan.steps < tree.depth:
-        deepest = tree.levels.index(tree.depth)
-        raise ProofError(
-            f"node {deepest} has {tree.depth} ancestors, so G^{tree.depth} is not 0 and "
-            f"{plan.steps} products with G are too few"
-        )
+        node = tree.levels.index(tree.depth)
+        raise ProofError(f"{plan.steps} steps are too few: node {node} is at level {tree.depth}")
     _prove_telescoping(tree.depth)
     symbolic = tree.nodes <= SYMBOLIC_NODES and tree.depth <= SYMBOLIC_DEPTH
     if symbolic:
@@ -152,24 +151,23 @@ def _prove_by_symbols(plan: TreePlan, parents: Sequence[int]) -> int:
     plan is the same but for the nodes' numbers share one proof.
     """
     sees = ancestor_mask(plan) | true_mask(parents) | np.eye(len(parents), dtype=np.bool_)
-    terms, proven = 0, set[TreePlan]()
+    terms, proven, wrong = 0, dict[TreePlan, Difference](), list[tuple[int, str]]()
     done = np.zeros(len(parents), dtype=np.bool_)
-    for leaf in reversed(range(len(parents))):
-        if done[leaf]:
-            continue
-        reached = np.arange(len(parents)) == leaf
+    while not done.all():
+        reached = np.arange(len(parents)) == np.flatnonzero(~done)[-1]
         while (reached @ sees).sum() > reached.sum():
             reached = reached @ sees
         done |= reached
         kept = [int(node) for node in np.flatnonzero(reached)]
         part = _restrict(plan, kept)
-        if part in proven or part.tree.parents is None:
-            continue
-        proven.add(part)
-        operands = _make_symbols(sees[np.ix_(kept, kept)])
-        u, o = interpret(part, operands)
-        _compare((u, o), run_recurrence(part.tree.parents, operands), kept)
-        terms = max(terms, *(len(entry) for entry in o[:, 0]))
+        if part not in proven:
+            operands = _make_symbols(sees[np.ix_(kept, kept)])
+            want = run_recurrence(part.tree.parents or (), operands)
+            proven[part] = _find_difference(interpret(part, operands), want)
+            terms = max(terms, *(len(entry) for entry in want[1][:, 0]))
+        if difference := proven[part]:
+            wrong.append((kept[difference[0]], difference[1]))
+    _refute(min(wrong, default=None))
     return terms
 
 
@@ -218,7 +216,7 @@ def _prove_by_residues(plan: TreePlan, parents: Sequence[int]) -> None:
     """Equality with the recurrence and a zero residual, on every draw."""
     for operands in _draw_residues(len(parents)):
         u, o = interpret(plan, operands, parents)
-        _compare((u, o), run_recurrence(parents, operands), range(len(parents)))
+        _refute(_find_difference((u, o), run_recurrence(parents, operands)))
         times, beta = operands.times, operands.beta[:, None]
         ratio, reach = decay_products(parents, operands)
         g = np.where(true_mask(parents), times(beta, times(ratio, operands.kk)), 0)
@@ -237,11 +235,17 @@ def _draw_residues(nodes: int) -> Iterator[Operands]:
         yield Operands(kk, qk, ks, qs, v, decay, beta, modulus=PRIME)
 
 
-def _compare(got: Sequence[Matrix], want: Sequence[Matrix], names: Sequence[int]) -> None:
-    for row, node in enumerate(names):
-        for letter, mine, true in zip("UO", got, want, strict=True):
-            if (mine[row] != true[row]).any():
-                raise ProofError(f"node {node}: {letter} of the plan is not the recurrence's")
+def _find_difference(got: Sequence[Matrix], want: Sequence[Matrix]) -> Difference:
+    """The first row where they differ, and which of U and O does."""
+    rows = range(len(want[0]))
+    pairs = tuple(zip("UO", got, want, strict=True))
+    return next(((i, x) for i in rows for x, a, b in pairs if (a[i] != b[i]).any()), None)
+
+
+def _refute(difference: Difference) -> None:
+    if difference:
+        node, letter = difference
+        raise ProofError(f"node {node}: {letter} of the plan is not the recurrence's")
 
 
 def _prove_runtime(plan: TreePlan) -> Certificate:
@@ -266,19 +270,16 @@ def _prove_runtime(plan: TreePlan) -> Certificate:
 def _check_any_tree(plan: TreePlan) -> None:
     """What makes the blocks right for any tree: order, columns and products in each."""
     placed = [node for block in plan.blocks for node in block.nodes if node >= 0]
-    for node, found in zip_longest(range(plan.tree.nodes), placed):
-        if node != found:
-            raise ProofError(f"node {found} is placed where node {node} must be for any tree")
+    for node, found in enumerate(zip_longest(range(plan.tree.nodes), placed)):
+        if found != (node, node):
+            raise ProofError(f"node {node} is not in its place: any tree needs the user's order")
     for block in plan.blocks:
         own = [node for node in block.nodes if node >= 0]
         longest = min(plan.depth, len(own) - 1)
         if not block.column and own and own[0] < plan.tree.nodes - 1:
             raise ProofError(f"node {own[0]} may have children, but its block has no columns")
         if block.column and block.steps < longest:
-            raise ProofError(
-                f"node {own[-1]} may have {longest} ancestors in its own block, but "
-                f"{block.steps} products are made"
-            )
+            raise ProofError(f"node {own[-1]} may have {longest} ancestors in its own block")
 
 
 def _sample_trees(nodes: int, depth: int) -> Iterator[list[int]]:

@@ -4,6 +4,8 @@ import ast
 import hashlib
 import os
 import re
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -93,10 +95,24 @@ def write_module(module: EmittedModule, folder: Path) -> Path:
     return path
 
 
+class _Compiled(jinja2.FileSystemBytecodeCache):
+    """Compiled templates beside their sources, as Python keeps its own; optional like those."""
+
+    def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+        """Keep one compiled template, where the folder can be written."""
+        with suppress(OSError):
+            Path(self.directory).mkdir(exist_ok=True)
+            super().dump_bytecode(bucket)
+
+
 @cache
 def _environment() -> jinja2.Environment:
+    folder = Path(__file__).parent.parent / "templates"
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent.parent / "templates"),
+        loader=jinja2.FileSystemLoader(folder),
+        bytecode_cache=_Compiled(
+            str(folder / "__pycache__"), f"%s.{sys.implementation.cache_tag}"
+        ),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -11,7 +11,7 @@ __all__ = ["NOTATIONS", "parse_template", "slug", "spell_template"]
 
 NOTATIONS = '"(3,3,3)", "chain:8", "parents:[-1,0,0,1]", "file:tree.json" or "any:64"'
 _MAX_TEXT = 8192
-_NUMBER = re.compile(r"[0-9]{1,6}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def parse_template(text: str) -> TreeTemplate:
@@ -107,13 +107,16 @@ def _integers(value: object, where: str) -> list[int]:
 
 
 def _read(path: Path) -> TreeTemplate:
-    where = f"file:{path}"
+    where = f"file:{_shorten(str(path))}"
     try:
+        if not path.is_file():
+            raise TreeError(f"{where} cannot be read: there is no such plain file")
         if path.stat().st_size > 1 << 20:
             raise TreeError(f"{where} is larger than 1 MiB; 512 parents need far less")
-        value = _json(path.read_text("utf-8"), where)
-    except (OSError, UnicodeDecodeError) as error:
-        raise TreeError(f"{where} cannot be read: {error}") from None
+        text = path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise TreeError(f"{where} cannot be read: {_shorten(str(error))}") from None
+    value = _json(text, where)
     if isinstance(value, dict):
         value = value.get("parents")
     return TreeTemplate.from_parents(_integers(value, where))

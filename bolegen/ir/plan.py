@@ -28,7 +28,7 @@ class Block:
 
     ``nodes`` holds the user's node of each position, -1 for padding; ``column`` says whether
     the block has a place in G's columns (one of its nodes has descendants) and ``steps``
-    how often its diagonal block of G is applied: its own nilpotency index.
+    how often its diagonal block of G is applied: the most ancestors that a node has inside.
     """
 
     start: int
@@ -123,7 +123,8 @@ def plan_tree(
     """The naive plan: user's order, one block, every column, ``depth`` products.
 
     ``depth`` is the largest depth in edges that the module supports, the template's own by
-    default. Raises SpecError where it is smaller than a static template's.
+    default and never more than a tree of N nodes can have. Raises SpecError where it is smaller
+    than a static template's.
     """
     if depth is None:
         depth = tree.depth

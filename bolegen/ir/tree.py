@@ -1,6 +1,7 @@
 """Level 0: the draft tree, as a frozen value."""
 
 import hashlib
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,9 +45,9 @@ class TreeTemplate:
     @classmethod
     def from_parents(cls, parents: Sequence[int]) -> "TreeTemplate":
         """The tree with these parents: ``[-1, 0, 0, 1]`` is a root, two children, a grandchild."""
-        if not parents:
+        if len(parents) == 0:
             raise TreeError("a tree needs at least its root; the parents are empty. Try [-1].")
-        return cls(len(parents), tuple(int(p) for p in parents))
+        return cls(len(parents), tuple(operator.index(parent) for parent in parents))
 
     @classmethod
     def from_branching(cls, branching: Sequence[int]) -> "TreeTemplate":
@@ -160,6 +161,8 @@ class TreeTemplate:
 
 
 def _check_parent(node: int, parent: int, nodes: int) -> None:
+    if abs(parent) > 1_000_000:
+        raise TreeError(f"node {node} is an orphan: its parent is far outside of {nodes} nodes")
     if node == 0 and parent != -1:
         raise TreeError(f"node 0 is the root, so its parent is -1, not {parent}")
     if node == 0:

@@ -13,7 +13,6 @@ import transformers
 import bolegen_runtime
 from bolegen.errors import TreeError
 from bolegen.ir import parse_template
-from bolegen_runtime import interpreter
 
 from .decode import Difference, decode_plainly, decode_trees, find_differences
 from .drafts import Drafter, MtpDrafter, NgramDrafter
@@ -52,8 +51,7 @@ def compile_tree(model: Model, template: str, dtype: str) -> Any:
         )
     config = model.config
     return bolegen_runtime.load(
-        template=template,
-        depth=tree.depth,
+        template,
         heads=(config.linear_num_key_heads, config.linear_num_value_heads),
         dims=(config.linear_key_head_dim, config.linear_value_head_dim),
         conv=config.linear_conv_kernel_dim,
@@ -103,8 +101,6 @@ def run(options: argparse.Namespace) -> int:
     """Do what the command line asks; returns the exit status."""
     transformers.logging.set_verbosity_error()
     torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32, convolutions too
-    if options.device == "cpu":
-        interpreter.install()
     model = load(options.model, dtype=DTYPES[options.dtype], device=options.device)
     start = time.monotonic()
     module = compile_tree(model, options.template, options.dtype)

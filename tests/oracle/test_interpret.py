@@ -76,7 +76,7 @@ def test_every_solver_on_shapes_that_fill_tiles_badly(text: str, solver: Solver)
 
 
 def test_parallel_keys_do_not_grow_an_error_with_depth() -> None:
-    # BRIEF section 3, fact 1: drafts that repeat a token
+    # docs/theory.md, fact 1: drafts that repeat a token
     tree = parse_template("chain:32")
     numbers = np.random.default_rng(7)
     rows = numbers.normal(size=(1, 1, 16)) + 0.1 * numbers.normal(size=(33, 1, 16))
@@ -93,8 +93,9 @@ def exact(numbers: np.random.Generator, nodes: int) -> Operands:
     """Fractions, every operand of its own."""
 
     def draw(*shape: int) -> Matrix:
-        drawn = numbers.integers(-9, 10, shape)
-        return np.vectorize(lambda n: Fraction(int(n), 7), otypes=[object])(drawn)
+        drawn = numbers.integers(1, 10, shape) * numbers.choice([-1, 1], shape)
+        made: Matrix = np.vectorize(lambda n: Fraction(int(n), 7), otypes=[object])(drawn)
+        return made
 
     square, rows = (nodes, nodes), (nodes, 2)
     return Operands(
@@ -118,7 +119,9 @@ def test_fractions_and_residues_agree_exactly() -> None:
         return np.array(values, dtype=np.int64).reshape(matrix.shape)
 
     names = ("kk", "qk", "ks", "qs", "v", "decay", "beta")
-    modular = Operands(*(residue(getattr(operands, name)) for name in names), modulus=prime)
+    modular = replace(
+        operands, modulus=prime, **{name: residue(getattr(operands, name)) for name in names}
+    )
     for fractions, residues in zip(
         interpret(plan, operands), interpret(plan, modular), strict=True
     ):

@@ -30,8 +30,9 @@ def layer(spec: LayerSpec, nodes: int, seed: int) -> dict[str, Any]:
     return {name: numbers.normal(size=shape) for name, shape in shapes.items()}
 
 
-def by_path(parents, q, k, v, g, beta, state, node, head):  # type: ignore[no-untyped-def]
+def by_path(parents: tuple[int, ...], node: int, head: int, *operands: Any) -> Any:
     """One node of one value head, from the root on, number by number."""
+    q, k, v, g, beta, state = operands
     d_v, d_k = state.shape[1:]
     shared = head // (v.shape[1] // k.shape[1])
     s = [[float(state[head, c, r]) for c in range(d_v)] for r in range(d_k)]
@@ -67,7 +68,7 @@ def test_recurrence_equals_every_path_by_itself(data: st.DataObject) -> None:
     assert got.states is not None
     for node in range(tree.nodes):
         for head in range(v.shape[1]):
-            o, u, s = by_path(tree.parents, q, k, v, g, beta, state, node, head)
+            o, u, s = by_path(tree.parents, node, head, q, k, v, g, beta, state)
             np.testing.assert_allclose(got.o[node, head], o, rtol=1e-12, atol=1e-13)
             np.testing.assert_allclose(got.u[node, head], u, rtol=1e-12, atol=1e-13)
             np.testing.assert_allclose(got.states[node, head], s, rtol=1e-12, atol=1e-13)

@@ -119,7 +119,7 @@ CORRUPTIONS: list[tuple[Callable[[TreePlan], TreePlan], str]] = [
     (drop_power, "node 4: U of the plan is not the recurrence's"),
     (drop_columns, "node 1: U of the plan is not the recurrence's"),
     (turn_blocks, "is not the recurrence's"),
-    (claim_fewer_steps, "node 13 has 3 ancestors, so G\\^3 is not 0"),
+    (claim_fewer_steps, "2 steps are too few: node 13 is at level 3"),
 ]
 
 
@@ -146,7 +146,7 @@ def test_equality_alone_refutes_a_wrong_mask(
 def test_one_power_too_few_is_refuted_at_every_depth(depth: int, solver: Solver) -> None:
     plan = plan_template(f"chain:{depth}", solver=solver)
     assert prove_plan(plan).depth == depth
-    with pytest.raises(ProofError, match="node [0-9]+: U of the plan"):
+    with pytest.raises(ProofError, match=r"node \d+: U of the plan"):
         prove_plan(drop_power(plan))
 
 
@@ -169,11 +169,12 @@ def test_runtime_blocks_that_fail_some_tree_are_refuted() -> None:
         prove_plan(drop_power(plan))
     with pytest.raises(ProofError, match="node 0 may have children"):
         prove_plan(drop_columns(plan))
-    with pytest.raises(ProofError, match="where node 0 must be"):
+    with pytest.raises(ProofError, match="node 0 is not in its place"):
         prove_plan(turn_blocks(plan))
-    with pytest.raises(ProofError, match="where node 39 must be"):
-        short = (*plan.blocks[:-1], replace(plan.blocks[-1], nodes=(-1,)))
-        prove_plan(replace(plan, blocks=short))
+    last = plan.blocks[-1]
+    lost = replace(last, nodes=tuple(-1 if node == 39 else node for node in last.nodes))
+    with pytest.raises(ProofError, match="node 39 is not in its place"):
+        prove_plan(replace(plan, blocks=(*plan.blocks[:-1], lost)))
 
 
 def test_a_wrong_recurrence_would_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
