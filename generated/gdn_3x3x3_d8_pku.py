@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    86bcac1d261420a0
+digest    aa35d8d4b998f7e6
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -107,7 +107,7 @@ MODULE = Module(
     contract="fp32",
     factors="pku",
     schedules=("tiled",),
-    digest="86bcac1d261420a0",
+    digest="aa35d8d4b998f7e6",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -278,7 +278,7 @@ def trace_gdn_3x3x3_d8_pku(
 def _raw(p_x, stride_x, p_window, o_i, m_n, o_d, m_d):
     """Pre-convolution rows at history positions o_i: a node, or below zero the window."""
     b_x = tl.load(
-        p_x + o_i[:, None] * stride_x + o_d[None, :],
+        p_x + o_i.to(tl.int64)[:, None] * stride_x + o_d[None, :],
         mask=(m_n & (o_i >= 0))[:, None] & m_d[None, :],
         other=0.0,
     )
@@ -299,7 +299,6 @@ def _convolve(
     bias,
     parents,
     p_rows,
-    kept,
     o_n,
     m_n,
     o_d,
@@ -311,7 +310,8 @@ def _convolve(
     Node i sees itself and its W - 1 nearest ancestors, running on into the committed window.
     """
     m = m_n[:, None] & m_d[None, :]
-    b_x0 = tl.load(p_x + o_n[:, None] * stride_x + o_d[None, :], mask=m, other=0.0)
+    p_x0 = p_x + o_n.to(tl.int64)[:, None] * stride_x + o_d[None, :]
+    b_x0 = tl.load(p_x0, mask=m, other=0.0)
     o_1 = _above(parents, o_n)
     o_2 = _above(parents, o_1)
     o_3 = _above(parents, o_2)
@@ -349,7 +349,6 @@ def _prepare_keys(
     bias,
     parents,
     p_rows,
-    kept,
     p_qkv,
     p_keys,
     p_vec,
@@ -369,11 +368,11 @@ def _prepare_keys(
     if CONVOLVE:
         p_w = window + c_q * (W - 1)
         b_q = _convolve(
-            p_q, stride_qt, p_w, weight, bias, parents, p_rows, kept, o_n, m_n, o_d, o_q, m_d
+            p_q, stride_qt, p_w, weight, bias, parents, p_rows, o_n, m_n, o_d, o_q, m_d
         )
         p_w = window + c_k * (W - 1)
         b_k = _convolve(
-            p_k, stride_kt, p_w, weight, bias, parents, p_rows, kept, o_n, m_n, o_d, o_k, m_d
+            p_k, stride_kt, p_w, weight, bias, parents, p_rows, o_n, m_n, o_d, o_k, m_d
         )
     else:
         b_q = tl.load(p_q + o_n[:, None] * stride_qt + o_d[None, :], mask=m, other=0.0)
@@ -402,7 +401,6 @@ def _prepare_values(
     bias,
     parents,
     p_rows,
-    kept,
     p_qkv,
     i_h,
     o_n,
@@ -417,7 +415,7 @@ def _prepare_values(
     if CONVOLVE:
         p_w = window + c_v * (W - 1)
         b_v = _convolve(
-            p_v, stride_vt, p_w, weight, bias, parents, p_rows, kept, o_n, m_n, o_d, o_v, m_d
+            p_v, stride_vt, p_w, weight, bias, parents, p_rows, o_n, m_n, o_d, o_v, m_d
         )
     else:
         m = m_n[:, None] & m_d[None, :]
@@ -542,7 +540,6 @@ def prepare_gdn_3x3x3_d8_pku(
             bias,
             parents,
             p_rows,
-            kept,
             p_qkv,
             keys + i_b * (T * HK * DK),
             vectors + i_b * (3 * HK * T),
@@ -561,7 +558,6 @@ def prepare_gdn_3x3x3_d8_pku(
             bias,
             parents,
             p_rows,
-            kept,
             p_qkv,
             i_h,
             o_n,
@@ -831,7 +827,6 @@ def commit_gdn_3x3x3_d8_pku(
     live,
     parents,
     capacity,
-    batch,
     stride_sl,
     stride_ss,
     stride_wl,
@@ -840,11 +835,9 @@ def commit_gdn_3x3x3_d8_pku(
 ):
     """Write the accepted node's state and window into its slot, and a tracked ancestor's first.
 
-    Grid (Hv * DV / 64 + C / 256, layers * B): state tiles, then channels of the window.
+    Grid (Hv * DV / 64 + C / 256, B, layers): state tiles, then channels of the window.
     """
-    i_r, i_lb = tl.program_id(0), tl.program_id(1)
-    i_b = i_lb % batch
-    i_l = (i_lb // batch).to(tl.int64)
+    i_r, i_b, i_l = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     slot = tl.load(slots + i_b).to(tl.int64)
     last = _accepted(nodes, live, i_b)
     if (slot < 0) | (last < 0):
@@ -1180,7 +1173,7 @@ def commit(
         return
     s_w = (0, 0) if conv_state is None else conv_state.stride()[:2]
     with _on(state):
-        commit_gdn_3x3x3_d8_pku[(96, layers * batch)](
+        commit_gdn_3x3x3_d8_pku[(96, batch, layers)](
             state,
             conv_state,
             slots,
@@ -1195,7 +1188,6 @@ def commit(
             f.live,
             f.parents,
             f.batch,
-            batch,
             *state.stride()[:2],
             *s_w,
             CONVOLVED=conv_state is None,

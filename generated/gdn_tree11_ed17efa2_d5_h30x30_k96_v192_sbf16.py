@@ -8,7 +8,7 @@ layer     heads 30:30, dims 96:192, convolution 4, activations bf16, state bf16
 numerics  contract fp32; state exact in bf16; solve and readout tf32x3
 factors   replay, 23280 bytes a node (a state snapshot: 2280960)
 solver    horner; blocks of 16; 16 columns of G
-digest    184d054fa633e520
+digest    45697276a79b5850
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -66,7 +66,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="184d054fa633e520",
+    digest="45697276a79b5850",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -229,7 +229,7 @@ def trace_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
 def _raw(p_x, stride_x, p_window, o_i, m_n, o_d, m_d):
     """Pre-convolution rows at history positions o_i: a node, or below zero the window."""
     b_x = tl.load(
-        p_x + o_i[:, None] * stride_x + o_d[None, :],
+        p_x + o_i.to(tl.int64)[:, None] * stride_x + o_d[None, :],
         mask=(m_n & (o_i >= 0))[:, None] & m_d[None, :],
         other=0.0,
     )
@@ -250,7 +250,6 @@ def _convolve(
     bias,
     parents,
     p_rows,
-    kept,
     o_n,
     m_n,
     o_d,
@@ -262,7 +261,8 @@ def _convolve(
     Node i sees itself and its W - 1 nearest ancestors, running on into the committed window.
     """
     m = m_n[:, None] & m_d[None, :]
-    b_x0 = tl.load(p_x + o_n[:, None] * stride_x + o_d[None, :], mask=m, other=0.0)
+    p_x0 = p_x + o_n.to(tl.int64)[:, None] * stride_x + o_d[None, :]
+    b_x0 = tl.load(p_x0, mask=m, other=0.0)
     o_1 = _above(parents, o_n)
     o_2 = _above(parents, o_1)
     o_3 = _above(parents, o_2)
@@ -286,16 +286,21 @@ def _convolve(
         m_w = (o_w < W - 1)[:, None] & m_d[None, :]
         b_old = tl.load(p_window + o_d[None, :] * (W - 1) + o_w[:, None], mask=m_w, other=0.0)
         tl.store(p_rows + o_w[:, None] * C + o_c[None, :], b_old, mask=m_w)
-        if tl.program_id(2) == 0:
-            tl.store(kept + o_c * (W + 1) + 0, b_w3, mask=m_d)
-            tl.store(kept + o_c * (W + 1) + 1, b_w2, mask=m_d)
-            tl.store(kept + o_c * (W + 1) + 2, b_w1, mask=m_d)
-            tl.store(kept + o_c * (W + 1) + 3, b_w0, mask=m_d)
-            b_bias = tl.zeros([o_d.shape[0]], tl.float32)
-            if bias is not None:
-                b_bias += tl.load(bias + o_c, mask=m_d, other=0.0).to(tl.float32)
-            tl.store(kept + o_c * (W + 1) + W, b_bias, mask=m_d)
     return tl.where(m, _silu(b_y), 0.0).to(tl.bfloat16)
+
+
+@triton.jit
+def _keep(weight, bias, kept, i_r):
+    """Convolution weights and bias of 256 channels, for commit to replay with."""
+    o_c = i_r * 256 + tl.arange(0, 256)
+    m_c = o_c < C
+    for i_w in tl.static_range(W):
+        b_w = tl.load(weight + o_c * W + i_w, mask=m_c, other=0.0)
+        tl.store(kept + o_c * (W + 1) + i_w, b_w, mask=m_c)
+    b_w = tl.zeros([256], tl.bfloat16)
+    if bias is not None:
+        b_w = tl.load(bias + o_c, mask=m_c, other=0.0)
+    tl.store(kept + o_c * (W + 1) + W, b_w, mask=m_c)
 
 
 @triton.jit
@@ -309,7 +314,6 @@ def _prepare_keys(
     bias,
     parents,
     p_rows,
-    kept,
     p_qkv,
     p_keys,
     p_vec,
@@ -329,11 +333,11 @@ def _prepare_keys(
     if CONVOLVE:
         p_w = window + c_q * (W - 1)
         b_q = _convolve(
-            p_q, stride_qt, p_w, weight, bias, parents, p_rows, kept, o_n, m_n, o_d, o_q, m_d
+            p_q, stride_qt, p_w, weight, bias, parents, p_rows, o_n, m_n, o_d, o_q, m_d
         )
         p_w = window + c_k * (W - 1)
         b_k = _convolve(
-            p_k, stride_kt, p_w, weight, bias, parents, p_rows, kept, o_n, m_n, o_d, o_k, m_d
+            p_k, stride_kt, p_w, weight, bias, parents, p_rows, o_n, m_n, o_d, o_k, m_d
         )
     else:
         b_q = tl.load(p_q + o_n[:, None] * stride_qt + o_d[None, :], mask=m, other=0.0)
@@ -361,7 +365,6 @@ def _prepare_values(
     bias,
     parents,
     p_rows,
-    kept,
     p_qkv,
     i_h,
     o_n,
@@ -376,7 +379,7 @@ def _prepare_values(
     if CONVOLVE:
         p_w = window + c_v * (W - 1)
         b_v = _convolve(
-            p_v, stride_vt, p_w, weight, bias, parents, p_rows, kept, o_n, m_n, o_d, o_v, m_d
+            p_v, stride_vt, p_w, weight, bias, parents, p_rows, o_n, m_n, o_d, o_v, m_d
         )
     else:
         m = m_n[:, None] & m_d[None, :]
@@ -480,6 +483,10 @@ def prepare_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
     """
     i_r, i_t, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     slot = tl.load(slots + i_b).to(tl.int64)
+    # once for all rows, by the first even where it is padded
+    if CONVOLVE:
+        if (i_t == 0) & (i_b == 0):
+            _keep(weight, bias, kept, i_r)
     if (slot < 0) & (i_r < HK + HV):
         return
     o_n = i_t * 16 + tl.arange(0, 16)
@@ -504,7 +511,6 @@ def prepare_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
             bias,
             parents,
             p_rows,
-            kept,
             p_qkv,
             None,
             vectors + i_b * (3 * HK * T),
@@ -523,7 +529,6 @@ def prepare_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
             bias,
             parents,
             p_rows,
-            kept,
             p_qkv,
             i_h,
             o_n,
@@ -822,7 +827,6 @@ def commit_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
     live,
     parents,
     capacity,
-    batch,
     stride_sl,
     stride_ss,
     stride_wl,
@@ -831,11 +835,9 @@ def commit_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
 ):
     """Write the accepted node's state and window into its slot, and a tracked ancestor's first.
 
-    Grid (Hv * DV / 64 + C / 256, layers * B): state tiles, then channels of the window.
+    Grid (Hv * DV / 64 + C / 256, B, layers): state tiles, then channels of the window.
     """
-    i_r, i_lb = tl.program_id(0), tl.program_id(1)
-    i_b = i_lb % batch
-    i_l = (i_lb // batch).to(tl.int64)
+    i_r, i_b, i_l = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     slot = tl.load(slots + i_b).to(tl.int64)
     last = _accepted(nodes, live, i_b)
     if (slot < 0) | (last < 0):
@@ -1184,7 +1186,7 @@ def commit(
         return
     s_w = (0, 0) if conv_state is None else conv_state.stride()[:2]
     with _on(state):
-        commit_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16[(135, layers * batch)](
+        commit_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16[(135, batch, layers)](
             state,
             conv_state,
             slots,
@@ -1199,7 +1201,6 @@ def commit(
             f.live,
             f.parents,
             f.batch,
-            batch,
             *state.stride()[:2],
             *s_w,
             CONVOLVED=conv_state is None,

@@ -108,6 +108,7 @@ class _Compiled(jinja2.FileSystemBytecodeCache):
 @cache
 def _environment() -> jinja2.Environment:
     folder = Path(__file__).parent.parent / "templates"
+    names = f"%s.{sys.implementation.cache_tag}"
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         bytecode_cache=_Compiled(

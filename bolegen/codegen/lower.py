@@ -80,6 +80,7 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
         "b_r": tiling.b_r,
         "b_v": tiling.b_v,
         "b_c": b_c,
+        "b_keep": _power(_tiles_of(spec.channels, spec.key_heads + spec.value_heads)),
         "dk_p": _power(spec.d_k, 16),
         "dv_p": _power(spec.d_v, 16),
         "hv_p": _power(spec.value_heads),

@@ -126,7 +126,6 @@ def _commit(plan: TreePlan) -> tuple[Param, ...]:
         *_pointers("*i8", "live"),
         *_given(plan, "*i32", "parents"),
         Param("capacity", "i32", aligned=False),
-        Param("batch", "i32", aligned=False),
         *_strides("sl", "ss", "wl", "ws"),
         *_constants(CONVOLVED=False),
     )
