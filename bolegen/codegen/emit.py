@@ -111,9 +111,7 @@ def _environment() -> jinja2.Environment:
     names = f"%s.{sys.implementation.cache_tag}"
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
-        bytecode_cache=_Compiled(
-            str(folder / "__pycache__"), f"%s.{sys.implementation.cache_tag}"
-        ),
+        bytecode_cache=_Compiled(str(folder / "__pycache__"), names),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

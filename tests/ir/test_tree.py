@@ -111,7 +111,7 @@ BROKEN = {
     "too many runtime nodes": ("any:513", "at most 512 nodes"),
     "a million nodes": ("any:1000000", "at most 512 nodes"),
     "a long chain": ("chain:512", "at most 512 nodes"),
-    "a million levels": ("chain:1000000", "whole number up to 511"),
+    "a million levels": ("chain:1000000", "at most 512 nodes"),
     "a million children": ("(1000000)", "at most 512 nodes"),
     "wide": ("(512)", "more than 512 nodes"),
     "deep and wide": ("(9,9,9,9,9,9,9,9,9,9)", "more than 512 nodes"),
