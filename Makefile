@@ -26,7 +26,7 @@ help: ## list these targets
 
 demo: $(READY) ## one tree through every stage, then a real model that decodes with one
 	@$(BIN)/python -m examples.demo
-	@$(BIN)/python -m examples.tree_decoding
+	@$(BIN)/python -m examples.tree_decoding --prompts 1 --tokens 24
 
 test: lint types layers check unit ## everything that needs no GPU; the tests come last
 

@@ -1,0 +1,207 @@
+"""CUDA graphs of verify: one per batch size, each over all layers, replayed with new contents.
+
+All graphs of a pool share one set of buffers, so a pool serves one round at a time: verify,
+sample, commit. An engine that captures its whole forward calls verify inside of that instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+from bolegen_runtime.buffers import RoundBuffers
+
+__all__ = ["GraphError", "GraphPool", "LayerWeights", "VerifyGraph"]
+
+
+class GraphError(RuntimeError):
+    """A batch that no graph holds, a graph that is not captured, or one that cannot be."""
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer's constants: conv_weight [C, W], A_log and dt_bias [Hv], conv_bias [C] or None.
+
+    Graphs read them where they are: change them in place or not at all.
+    """
+
+    conv_weight: torch.Tensor
+    A_log: torch.Tensor
+    dt_bias: torch.Tensor
+    conv_bias: torch.Tensor | None = None
+
+
+class VerifyGraph:
+    """verify of all layers for the first ``batch`` rows of ``buffers``.
+
+    weights: one LayerWeights a layer; state [L, slots, Hv, d_v, d_k] and conv_state
+    [L, slots, C, W-1]: the engine's pools, read where they are.
+    """
+
+    def __init__(
+        self,
+        module: ModuleType,
+        weights: Sequence[LayerWeights],
+        state: torch.Tensor,
+        conv_state: torch.Tensor,
+        buffers: RoundBuffers,
+        *,
+        batch: int,
+        schedule: str | None = None,
+    ) -> None:
+        self.batch = batch
+        self._module, self._weights = module, tuple(weights)
+        self._state, self._conv_state = state, conv_state
+        self._buffers, self._schedule = buffers, schedule
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def launch(self) -> None:
+        """Run verify now, without a graph; kernels that never ran are compiled."""
+        at, n = self._buffers, self.batch
+        for layer, weights in enumerate(self._weights):
+            self._module.verify(
+                at.x[layer, :n],
+                at.a[layer, :n],
+                at.b[layer, :n],
+                weights.conv_weight,
+                weights.A_log,
+                weights.dt_bias,
+                self._state[layer],
+                self._conv_state[layer],
+                at.slots[:n],
+                at.factors,
+                layer=layer,
+                conv_bias=weights.conv_bias,
+                parents=None if at.parents is None else at.parents[:n],
+                live=at.live[:n],
+                out=at.out[layer, :n],
+                schedule=self._schedule,
+            )
+
+    def commit(self) -> None:
+        """Commit ``last_node`` of all rows and layers, in one launch outside of the graph."""
+        at, n = self._buffers, self.batch
+        last = at.last_node[:n]
+        self._module.commit(at.factors, self._state, self._conv_state, at.slots[:n], last)
+
+    def prewarm(self) -> None:
+        """Check every argument and compile every kernel, by one round of padded rows.
+
+        Raises ValueError as the module's verify and commit do.
+        """
+        at = self._buffers
+        at.slots.fill_(-1)
+        at.last_node.fill_(-1)
+        at.factors.check = True
+        self.launch()
+        self.commit()
+
+    def capture(self) -> None:
+        """Prewarm, then capture verify; argument checks stay off from then on.
+
+        Raises GraphError where the state is not on a CUDA device, and what prewarm raises.
+        """
+        device = self._state.device
+        if device.type != "cuda":
+            raise GraphError(f"graphs need a CUDA device, and the state is on {device}")
+        with torch.cuda.device(device):
+            self.prewarm()
+            torch.cuda.synchronize()
+            self._buffers.factors.check = False
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self.launch()
+        self._graph = graph
+
+    def replay(self) -> None:
+        """Run verify on what the buffers hold now. Raises GraphError before capture()."""
+        if self._graph is None:
+            raise GraphError(f"the graph of batch {self.batch} is not captured; call capture()")
+        self._graph.replay()
+
+
+class GraphPool:
+    """Graphs of one module for several batch sizes, and the buffers they share.
+
+    weights, state, conv_state: as in VerifyGraph. batches: the sizes to capture; a round runs in
+    the smallest that holds it, and its other rows are padded. gate_dtype: of a and b, the
+    module's own or float32. Raises ValueError, naming the argument.
+    """
+
+    def __init__(
+        self,
+        module: ModuleType,
+        weights: Sequence[LayerWeights],
+        state: torch.Tensor,
+        conv_state: torch.Tensor,
+        *,
+        batches: Sequence[int] = (1, 2, 4, 8, 16, 32),
+        gate_dtype: torch.dtype | None = None,
+        schedule: str | None = None,
+    ) -> None:
+        self.batches = tuple(sorted(set(batches)))
+        if not self.batches or self.batches[0] < 1:
+            raise ValueError(f"batches: expected sizes of at least 1, got {tuple(batches)}")
+        layers = len(weights)
+        if not layers or (state.shape[0], conv_state.shape[0]) != (layers, layers):
+            raise ValueError(
+                f"weights: expected one a layer, got {layers}, with a state of {state.shape[0]} "
+                f"and a conv_state of {conv_state.shape[0]} layers"
+            )
+        self.buffers = RoundBuffers.allocate(
+            module, self.batches[-1], layers, state.device, gate_dtype=gate_dtype
+        )
+        self.graphs = {
+            batch: VerifyGraph(
+                module, weights, state, conv_state, self.buffers, batch=batch, schedule=schedule
+            )
+            for batch in self.batches
+        }
+        self._rows: int | None = None
+
+    def capture(self) -> None:
+        """Compile and capture every batch size, the largest first."""
+        for batch in reversed(self.batches):
+            self.graphs[batch].capture()
+
+    def find_graph(self, rows: int) -> VerifyGraph:
+        """The smallest graph that holds ``rows`` rows. Raises GraphError, which lists them all."""
+        for batch in self.batches:
+            if rows <= batch:
+                return self.graphs[batch]
+        have = ", ".join(map(str, self.batches))
+        raise GraphError(
+            f"no graph holds {rows} rows; this pool has batches {have}. Split the round, or make "
+            "the pool with a larger batch"
+        )
+
+    def verify(
+        self,
+        x: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        slots: torch.Tensor,
+        *,
+        parents: torch.Tensor | None = None,
+        live: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Replay on a new round: out [L, rows, n, Hv, d_v], which the next round overwrites.
+
+        Arguments as in RoundBuffers.fill, which copies them; n may be less than the module's
+        nodes. Allocates nothing. Raises ValueError for an argument, GraphError for a batch.
+        """
+        graph = self.find_graph(slots.shape[0])
+        self.buffers.fill(x, a, b, slots, parents=parents, live=live)
+        graph.replay()
+        self._rows = x.shape[1]
+        return self.buffers.out[:, : x.shape[1], : x.shape[2]]
+
+    def commit(self, last_node: torch.Tensor) -> None:
+        """Commit the round verified last: last_node [rows] int, -1 = nothing for that row."""
+        if self._rows is None:
+            raise GraphError("there is no round to commit; call verify first")
+        self.buffers.fill_last(last_node, self._rows)
+        self.find_graph(self._rows).commit()

@@ -1,0 +1,66 @@
+"""What the runtime is told from outside; the only place where the environment is read."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Settings"]
+
+CACHE_DIR = "BOLEGEN_CACHE_DIR"
+GENERATED_DIR = "BOLEGEN_GENERATED_DIR"
+OFF = "off"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where modules come from.
+
+    cache_dir: compiled modules are kept below it; None keeps them in memory alone.
+    generated_dir: a folder of modules that `bolegen compile` wrote, looked at first; None: none.
+    """
+
+    cache_dir: Path | None = None
+    generated_dir: Path | None = None
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """BOLEGEN_CACHE_DIR ("off" for none) and BOLEGEN_GENERATED_DIR; empty counts as unset.
+
+        Without the first, $XDG_CACHE_HOME/bolegen, then ~/.cache/bolegen. RuntimeWarning where
+        there is no home folder either: the cache is then in memory alone.
+        """
+        environ = os.environ if environ is None else environ
+        generated = environ.get(GENERATED_DIR)
+        return cls(
+            cache_dir=_cache_dir(environ),
+            generated_dir=_absolute(generated) if generated else None,
+        )
+
+
+def _cache_dir(environ: Mapping[str, str]) -> Path | None:
+    given = environ.get(CACHE_DIR)
+    if given:
+        return None if given == OFF else _absolute(given)
+    base = environ.get("XDG_CACHE_HOME", "")
+    # the XDG specification: a relative path is invalid and ignored
+    if os.path.isabs(base):
+        return Path(base) / "bolegen"
+    home = environ.get("HOME") or os.path.expanduser("~")
+    if not os.path.isabs(home):
+        warnings.warn(
+            f"there is no home folder to keep compiled modules in; set {CACHE_DIR} to a folder, "
+            f"or to {OFF} to keep them in memory alone, as is done now",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return None
+    return Path(home) / ".cache" / "bolegen"
+
+
+def _absolute(path: str) -> Path:
+    """Equal settings for equal folders, whatever the working folder is later."""
+    return Path(os.path.abspath(os.path.expanduser(path)))
