@@ -84,7 +84,8 @@ def interpret(
     ``parents`` gives the topology of a runtime plan, at most ``plan.tree.nodes`` nodes; a
     static plan has its own. Blocks run in order; each starts from its rows of
     R = D_beta (V - D_P K S), takes away G times the column blocks before it, then repeats
-    X <- base - G X with its own diagonal block ``steps`` times (docs/theory.md, fact 1).
+    X <- base - G X with its own diagonal block ``steps`` times (docs/theory.md, fact 1), or
+    multiplies by what that gives on the identity where the block is ``inverted``.
     Raises TreeError where a tree at run time is missing, too large or too deep.
     """
     known = _topology(plan, parents)
@@ -105,8 +106,15 @@ def interpret(
         x = base = r[rows] - dot(g[earlier], u[columns])
         o[rows] += dot(c[earlier], u[columns])
         if block.column:
-            for _ in range(block.steps):
-                x = base - dot(g[inside], x)
+            if block.inverted:
+                identity = np.eye(len(rows), dtype=np.int64).astype(g.dtype)
+                inverse = identity
+                for _ in range(block.steps):
+                    inverse = operands.reduce(identity - dot(g[inside], inverse))
+                x = dot(inverse, base)
+            else:
+                for _ in range(block.steps):
+                    x = base - dot(g[inside], x)
             columns += rows
         if block.column and block.steps:
             o[rows] += dot(c[inside], x)

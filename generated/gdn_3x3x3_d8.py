@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    2a0c5b4869ea26f5
+digest    e7c9507627d93afe
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -107,10 +107,12 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="2a0c5b4869ea26f5",
+    digest="e7c9507627d93afe",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
+# registers a thread of the solve, where the backend knows such a cap
+CAP = {"maxnreg": 128} if torch.version.hip is None else {}
 
 T = tl.constexpr(40)  # nodes
 DEPTH = tl.constexpr(3)  # edges from the deepest node to the root
@@ -145,6 +147,9 @@ def _add(hi, lo, b_x):
 def _log_decay(b_a, b_log, b_bias):
     """g = -exp(A_log) softplus(a + dt_bias), natural logarithm, at least -1000 (a decay of 0)."""
     b_x = b_a + b_bias
+    # infinities are legal, a decay of 1 or of 0, but inf - inf and 0 * inf would come of them
+    b_log = tl.where(b_log > 1000.0, 1000.0, tl.where(b_log < -1000.0, -1000.0, b_log))
+    b_x = tl.where(b_x > 1e30, 1e30, tl.where(b_x < -1e30, -1e30, b_x))
     b_e = _exp(-tl.abs(b_x), 0.0)
     b_s = b_e / (2.0 + b_e)
     b_z = b_s * b_s
@@ -258,7 +263,7 @@ def trace_gdn_3x3x3_d8(
     Writes live [B, T] int8.
     """
     i_t, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    o_n = i_t * 16 + tl.arange(0, 16)
+    o_n = i_t * 8 + tl.arange(0, 8)
     m_live = (o_n < T) & (tl.load(slots + i_b) >= 0)
     if HAS_LIVE:
         p_live = given_live + i_b * stride_lb
@@ -275,19 +280,11 @@ def trace_gdn_3x3x3_d8(
 
 
 @triton.jit
-def _raw(p_x, stride_x, p_window, o_i, m_n, o_d, m_d):
-    """Pre-convolution rows at history positions o_i: a node, or below zero the window."""
-    b_x = tl.load(
-        p_x + o_i.to(tl.int64)[:, None] * stride_x + o_d[None, :],
-        mask=(m_n & (o_i >= 0))[:, None] & m_d[None, :],
-        other=0.0,
-    )
-    b_w = tl.load(
-        p_window + o_d[None, :] * (W - 1) + (o_i + (W - 1))[:, None],
-        mask=(m_n & (o_i < 0))[:, None] & m_d[None, :],
-        other=0.0,
-    )
-    return tl.where((o_i >= 0)[:, None], b_x.to(tl.float32), b_w.to(tl.float32))
+def _raw(p_x, stride_x, o_i, m_n, o_d, m_d):
+    """Pre-convolution rows of the nodes at o_i, zeros where o_i lies below the root."""
+    m = (m_n & (o_i >= 0))[:, None] & m_d[None, :]
+    p_x = p_x + o_i.to(tl.int64)[:, None] * stride_x + o_d[None, :]
+    return tl.load(p_x, mask=m, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -315,26 +312,35 @@ def _convolve(
     o_1 = _above(parents, o_n)
     o_2 = _above(parents, o_1)
     o_3 = _above(parents, o_2)
-    b_y = tl.zeros([16, o_d.shape[0]], tl.float32)
+    # the committed window, oldest first: b_h1 is the newest row
+    b_h3 = tl.load(p_window + o_d * (W - 1) + 0, mask=m_d, other=0.0)
+    b_h2 = tl.load(p_window + o_d * (W - 1) + 1, mask=m_d, other=0.0)
+    b_h1 = tl.load(p_window + o_d * (W - 1) + 2, mask=m_d, other=0.0)
+    b_y = tl.zeros([8, o_d.shape[0]], tl.float32)
     if bias is not None:
         b_y += tl.load(bias + o_c, mask=m_d, other=0.0).to(tl.float32)[None, :]
-    b_w3 = tl.load(weight + o_c * W + 0, mask=m_d, other=0.0).to(tl.float32)
-    b_x3 = _raw(p_x, stride_x, p_window, o_3, m_n, o_d, m_d)
-    b_y = tl.fma(b_x3, b_w3[None, :], b_y)
-    b_w2 = tl.load(weight + o_c * W + 1, mask=m_d, other=0.0).to(tl.float32)
-    b_x2 = _raw(p_x, stride_x, p_window, o_2, m_n, o_d, m_d)
-    b_y = tl.fma(b_x2, b_w2[None, :], b_y)
-    b_w1 = tl.load(weight + o_c * W + 2, mask=m_d, other=0.0).to(tl.float32)
-    b_x1 = _raw(p_x, stride_x, p_window, o_1, m_n, o_d, m_d)
-    b_y = tl.fma(b_x1, b_w1[None, :], b_y)
-    b_w0 = tl.load(weight + o_c * W + 3, mask=m_d, other=0.0).to(tl.float32)
-    b_y = tl.fma(b_x0.to(tl.float32), b_w0[None, :], b_y)
+    b_x3 = _raw(p_x, stride_x, o_3, m_n, o_d, m_d)
+    b_x3 = tl.where((o_3 == -1)[:, None], b_h1.to(tl.float32)[None, :], b_x3)
+    b_x3 = tl.where((o_3 == -2)[:, None], b_h2.to(tl.float32)[None, :], b_x3)
+    b_x3 = tl.where((o_3 == -3)[:, None], b_h3.to(tl.float32)[None, :], b_x3)
+    b_w = tl.load(weight + o_c * W + 0, mask=m_d, other=0.0).to(tl.float32)
+    b_y = tl.fma(b_x3, b_w[None, :], b_y)
+    b_x2 = _raw(p_x, stride_x, o_2, m_n, o_d, m_d)
+    b_x2 = tl.where((o_2 == -1)[:, None], b_h1.to(tl.float32)[None, :], b_x2)
+    b_x2 = tl.where((o_2 == -2)[:, None], b_h2.to(tl.float32)[None, :], b_x2)
+    b_w = tl.load(weight + o_c * W + 1, mask=m_d, other=0.0).to(tl.float32)
+    b_y = tl.fma(b_x2, b_w[None, :], b_y)
+    b_x1 = _raw(p_x, stride_x, o_1, m_n, o_d, m_d)
+    b_x1 = tl.where((o_1 == -1)[:, None], b_h1.to(tl.float32)[None, :], b_x1)
+    b_w = tl.load(weight + o_c * W + 2, mask=m_d, other=0.0).to(tl.float32)
+    b_y = tl.fma(b_x1, b_w[None, :], b_y)
+    b_w = tl.load(weight + o_c * W + 3, mask=m_d, other=0.0).to(tl.float32)
+    b_y = tl.fma(b_x0.to(tl.float32), b_w[None, :], b_y)
     tl.store(p_rows + (o_n + (W - 1))[:, None] * C + o_c[None, :], b_x0, mask=m)
     if tl.program_id(1) == 0:
-        o_w = tl.arange(0, 4)
-        m_w = (o_w < W - 1)[:, None] & m_d[None, :]
-        b_old = tl.load(p_window + o_d[None, :] * (W - 1) + o_w[:, None], mask=m_w, other=0.0)
-        tl.store(p_rows + o_w[:, None] * C + o_c[None, :], b_old, mask=m_w)
+        tl.store(p_rows + 0 * C + o_c, b_h3, mask=m_d)
+        tl.store(p_rows + 1 * C + o_c, b_h2, mask=m_d)
+        tl.store(p_rows + 2 * C + o_c, b_h1, mask=m_d)
     return tl.where(m, _silu(b_y), 0.0).to(tl.bfloat16)
 
 
@@ -389,8 +395,9 @@ def _prepare_keys(
             p_k, stride_kt, p_w, weight, bias, parents, p_rows, o_n, m_n, o_d, o_k, m_d
         )
     else:
-        b_q = tl.load(p_q + o_n[:, None] * stride_qt + o_d[None, :], mask=m, other=0.0)
-        b_k = tl.load(p_k + o_n[:, None] * stride_kt + o_d[None, :], mask=m, other=0.0)
+        o_t = o_n.to(tl.int64)[:, None]
+        b_q = tl.load(p_q + o_t * stride_qt + o_d[None, :], mask=m, other=0.0)
+        b_k = tl.load(p_k + o_t * stride_kt + o_d[None, :], mask=m, other=0.0)
         tl.store(p_rows + (o_n + (W - 1))[:, None] * C + o_k[None, :], b_k, mask=m)
     m_all = (o_n < T)[:, None] & m_d[None, :]
     tl.store(p_qkv + o_n[:, None] * C + o_q[None, :], b_q, mask=m_all)
@@ -432,7 +439,8 @@ def _prepare_values(
         )
     else:
         m = m_n[:, None] & m_d[None, :]
-        b_v = tl.load(p_v + o_n[:, None] * stride_vt + o_d[None, :], mask=m, other=0.0)
+        p_v = p_v + o_n.to(tl.int64)[:, None] * stride_vt + o_d[None, :]
+        b_v = tl.load(p_v, mask=m, other=0.0)
         tl.store(p_rows + (o_n + (W - 1))[:, None] * C + o_v[None, :], b_v, mask=m)
     m_all = (o_n < T)[:, None] & m_d[None, :]
     tl.store(p_qkv + o_n[:, None] * C + o_v[None, :], b_v, mask=m_all)
@@ -461,22 +469,24 @@ def _prepare_gates(
     m_all = (o_n < T)[:, None] & m_h[None, :]
     b_log = tl.load(A_log + o_h, mask=m_h, other=0.0).to(tl.float32)[None, :]
     b_bias = tl.load(dt_bias + o_h, mask=m_h, other=0.0).to(tl.float32)[None, :]
-    p_a = p_a + o_h[None, :] * stride_ah
-    p_b = p_b + o_h[None, :] * stride_bh
-    b_a = tl.load(p_a + o_n[:, None] * stride_at, mask=m, other=0.0).to(tl.float32)
-    b_b = tl.load(p_b + o_n[:, None] * stride_bt, mask=m, other=0.0).to(tl.float32)
+    p_a = p_a + o_h.to(tl.int64)[None, :] * stride_ah
+    p_b = p_b + o_h.to(tl.int64)[None, :] * stride_bh
+    o_t = o_n.to(tl.int64)[:, None]
+    b_a = tl.load(p_a + o_t * stride_at, mask=m, other=0.0).to(tl.float32)
+    b_b = tl.load(p_b + o_t * stride_bt, mask=m, other=0.0).to(tl.float32)
     b_g = tl.where(m, _log_decay(b_a, b_log, b_bias), 0.0)
     b_beta = tl.where(m, _write_gate(b_b), 0.0)
     p_gates = p_gates + o_n[:, None] * (2 * HV) + o_h[None, :]
     tl.store(p_gates, b_g, mask=m_all)
     tl.store(p_gates + HV, b_beta, mask=m_all)
     b_hi = b_g
-    b_lo = tl.zeros([16, 32], tl.float32)
+    b_lo = tl.zeros([8, 32], tl.float32)
     b_at = o_n
-    for _ in range(DEPTH):
+    for _ in tl.static_range(DEPTH):
         b_at = tl.where(m_n & (b_at > 0), _parent(parents, b_at), -1)
         m_at = (b_at >= 0)[:, None] & m_h[None, :]
-        b_a = tl.load(p_a + b_at[:, None] * stride_at, mask=m_at, other=0.0).to(tl.float32)
+        p_at = p_a + b_at.to(tl.int64)[:, None] * stride_at
+        b_a = tl.load(p_at, mask=m_at, other=0.0).to(tl.float32)
         b_up = tl.where(m_at, _log_decay(b_a, b_log, b_bias), 0.0)
         b_hi, b_lo = _add(b_hi, b_lo, b_up)
     p_dec = p_dec + o_h[None, :] * T + o_n[:, None]
@@ -528,7 +538,7 @@ def prepare_gdn_3x3x3_d8(
 ):
     """Everything node-wise, once: convolution, norms, gates and path sums of log decays.
 
-    Grid (Hk + Hv + 1, T / 16, B): a key head's q and k, a value head's v, then the gates.
+    Grid (Hk + Hv + 1, T / 8, B): a key head's q and k, a value head's v, then the gates.
     """
     i_r, i_t, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     slot = tl.load(slots + i_b).to(tl.int64)
@@ -538,7 +548,7 @@ def prepare_gdn_3x3x3_d8(
             _keep(weight, bias, kept, i_r)
     if (slot < 0) & (i_r < HK + HV):
         return
-    o_n = i_t * 16 + tl.arange(0, 16)
+    o_n = i_t * 8 + tl.arange(0, 8)
     m_n = (o_n < T) & (slot >= 0)
     if MASKED:
         m_n = m_n & (tl.load(live + i_b * T + o_n, mask=o_n < T, other=0) != 0)
@@ -551,8 +561,8 @@ def prepare_gdn_3x3x3_d8(
         window = window + slot * stride_slot
     if i_r < HK:
         _prepare_keys(
-            q + i_b * stride_qb + i_r * stride_qh,
-            k + i_b * stride_kb + i_r * stride_kh,
+            q + i_b * stride_qb + i_r.to(tl.int64) * stride_qh,
+            k + i_b * stride_kb + i_r.to(tl.int64) * stride_kh,
             stride_qt,
             stride_kt,
             window,
@@ -571,7 +581,7 @@ def prepare_gdn_3x3x3_d8(
     elif i_r < HK + HV:
         i_h = i_r - HK
         _prepare_values(
-            v + i_b * stride_vb + i_h * stride_vh,
+            v + i_b * stride_vb + i_h.to(tl.int64) * stride_vh,
             stride_vt,
             window,
             weight,
@@ -610,9 +620,12 @@ def factor_gdn_3x3x3_d8(
     decays,
     ancestors,
     matrices,
+    scales,
+    DOT: tl.constexpr,
 ):
     """-G and C without its diagonal, transposed: matrices [B, Hv, 2, COLUMNS, ROWS] float32.
 
+    scales [B, Hv, 4, ROWS]: beta, beta P / |k|, P scale / |q| and q.k of each position's node.
     Grid (ROWS / 16, Hv, B); a program holds 16 rows of G against every column block.
     """
     i_r, i_h, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -636,7 +649,14 @@ def factor_gdn_3x3x3_d8(
     b_rq = tl.load(p_vec + HK * T + o_n, mask=m_n, other=0.0)
     b_hi = tl.load(p_dec + o_n, mask=m_n, other=0.0)
     b_lo = tl.load(p_dec + HV * T + o_n, mask=m_n, other=0.0)
-    b_gate = tl.load(p_dec + 2 * HV * T + o_n, mask=m_n, other=0.0) * b_rk
+    b_beta = tl.load(p_dec + 2 * HV * T + o_n, mask=m_n, other=0.0)
+    b_gate = b_beta * b_rk
+    b_p = _exp(b_hi, b_lo)
+    p_scale = scales + (i_b * HV + i_h) * (4 * ROWS) + o_p
+    tl.store(p_scale, b_beta)
+    tl.store(p_scale + ROWS, b_p * b_gate)
+    tl.store(p_scale + 2 * ROWS, b_p * b_rq)
+    tl.store(p_scale + 3 * ROWS, tl.load(p_vec + 2 * HK * T + o_n, mask=m_n, other=0.0))
     b_first = _first(o_n)
     p_mat = matrices + (i_b * HV + i_h) * (2 * COLUMNS * ROWS) + o_p[None, :]
 
@@ -658,8 +678,16 @@ def factor_gdn_3x3x3_d8(
         b_crk = tl.load(p_vec + o_m, mask=m_c, other=0.0)
         b_d = _exp(b_hi[None, :] - b_chi[:, None], b_lo[None, :] - b_clo[:, None])
         b_d = tl.where(m_anc, b_d, 0.0) * b_crk[:, None]
+        b_g = -(b_kk * b_d) * b_gate[None, :]
+        # the block's own rows: the nested polynomial on the identity, for every value tile
+        if i_r == 0:
+            b_i = tl.where((0 + o_c)[:, None] == o_p[None, :], 1.0, 0.0)
+            b_x = b_i
+            for _ in range(2):
+                b_x = tl.dot(b_x, b_g, acc=b_i, input_precision=DOT)
+            b_g = b_x
         p_out = p_mat + (0 + o_c)[:, None] * ROWS
-        tl.store(p_out, -(b_kk * b_d) * b_gate[None, :])
+        tl.store(p_out, b_g)
         tl.store(p_out + COLUMNS * ROWS, (b_qk * b_d) * b_rq[None, :])
 
 
@@ -668,17 +696,14 @@ def solve_gdn_3x3x3_d8(
     qkv,
     state,
     slots,
-    live,
-    vectors,
-    decays,
     matrices,
+    scales,
     u,
     out,
     stride_slot,
     stride_ob,
     stride_ot,
     stride_oh,
-    MASKED: tl.constexpr,
     DOT: tl.constexpr,
 ):
     """U and O of one value tile: state products, nested polynomial, readout.
@@ -689,7 +714,7 @@ def solve_gdn_3x3x3_d8(
     i_k = i_h // 2
     o_v = i_v * 64 + tl.arange(0, 64)
     m_v = o_v < DV
-    p_o = out + i_b * stride_ob + i_h * stride_oh + o_v[:, None]
+    p_o = out + i_b * stride_ob + i_h.to(tl.int64) * stride_oh + o_v[:, None]
     slot = tl.load(slots + i_b).to(tl.int64)
     if slot < 0:
         b_zero = tl.zeros([64, 16], tl.float32)
@@ -698,50 +723,58 @@ def solve_gdn_3x3x3_d8(
             m_o = m_v[:, None] & (o_n < T)[None, :]
             tl.store(p_o + o_n[None, :] * stride_ot, b_zero.to(tl.bfloat16), mask=m_o)
         return
-    o_d = tl.arange(0, 128)
-    m_d = o_d < DK
-    p_s = state + slot * stride_slot + i_h * (DV * DK) + o_v[:, None] * DK + o_d[None, :]
-    b_s = tl.load(p_s, mask=m_v[:, None] & m_d[None, :], other=0.0)  # [B_V, DK]
-    # q and k are exact in bf16, so two terms of the state keep its products at float32 grade
-    b_s1 = b_s.to(tl.bfloat16)
-    b_s2 = (b_s - b_s1.to(tl.float32)).to(tl.bfloat16)
-    p_q = qkv + i_b * (T * C) + i_k * DK
-    p_k = p_q + HK * DK
+    p_s = state + slot * stride_slot + i_h * (DV * DK) + o_v[:, None] * DK
+    p_kq = qkv + i_b * (T * C) + i_k * DK
     p_v = qkv + i_b * (T * C) + 2 * HK * DK + i_h * DV + o_v[:, None]
-    p_vec = vectors + (i_b * (3 * HK) + i_k) * T
-    p_dec = decays + (i_b * (3 * HV) + i_h) * T
+    p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
     p_g = matrices + (i_b * HV + i_h) * (2 * COLUMNS * ROWS)
     p_c = p_g + COLUMNS * ROWS
+
+    # the state against k and q of every node, as one operand with columns k0 q0 k1 q1 ...
+    o_c = tl.arange(0, 32)
+    o_n = o_c // 2
+    m_kq0 = o_n < 13
+    o_kq0 = o_n * C + tl.where(o_c % 2 == 0, HK * DK, 0)
+    b_a0 = tl.zeros([64, 32], tl.float32)
+    o_c = tl.arange(0, 64)
+    o_n = 13 + o_c // 2
+    m_kq1 = o_n < 40
+    o_kq1 = o_n * C + tl.where(o_c % 2 == 0, HK * DK, 0)
+    b_a1 = tl.zeros([64, 64], tl.float32)
+    for i_d in range(2):
+        o_d = i_d * 64 + tl.arange(0, 64)
+        m_d = o_d < DK
+        b_s = tl.load(p_s + o_d[None, :], mask=m_v[:, None] & m_d[None, :], other=0.0)
+        # q and k are exact in bf16: two terms of the state keep products at float32 grade
+        b_s1 = b_s.to(tl.bfloat16)
+        b_s2 = (b_s - b_s1.to(tl.float32)).to(tl.bfloat16)
+        p_b = p_kq + o_kq0[None, :] + o_d[:, None]
+        b_kq = tl.load(p_b, mask=m_kq0[None, :] & m_d[:, None], other=0.0)
+        b_a0 = tl.dot(b_s2, b_kq, acc=b_a0)
+        b_a0 = tl.dot(b_s1, b_kq, acc=b_a0)
+        p_b = p_kq + o_kq1[None, :] + o_d[:, None]
+        b_kq = tl.load(p_b, mask=m_kq1[None, :] & m_d[:, None], other=0.0)
+        b_a1 = tl.dot(b_s2, b_kq, acc=b_a1)
+        b_a1 = tl.dot(b_s1, b_kq, acc=b_a1)
 
     # nodes 0 to 12, with descendants
     o_p = 0 + tl.arange(0, 16)
     o_n = tl.arange(0, 16)
     m_n = o_n < 13
-    if MASKED:
-        m_n = m_n & (tl.load(live + i_b * T + o_n, mask=m_n, other=0) != 0)
-    p_row = o_n[None, :] * C + o_d[:, None]
-    m_row = m_n[None, :] & m_d[:, None]
-    b_k = tl.load(p_k + p_row, mask=m_row, other=0.0)
-    b_q = tl.load(p_q + p_row, mask=m_row, other=0.0)
-    b_ks = tl.dot(b_s1, b_k, acc=tl.dot(b_s2, b_k))  # [B_V, nodes]
-    b_qs = tl.dot(b_s1, b_q, acc=tl.dot(b_s2, b_q))
-    b_hi = tl.load(p_dec + o_n, mask=m_n, other=0.0)
-    b_p = _exp(b_hi, tl.load(p_dec + HV * T + o_n, mask=m_n, other=0.0))
-    b_beta = tl.load(p_dec + 2 * HV * T + o_n, mask=m_n, other=0.0)
-    b_rk = tl.load(p_vec + o_n, mask=m_n, other=0.0)
-    b_rq = tl.load(p_vec + HK * T + o_n, mask=m_n, other=0.0)
-    b_self = tl.load(p_vec + 2 * HK * T + o_n, mask=m_n, other=0.0)
+    b_ks, b_qs = tl.split(tl.reshape(b_a0, [64, 16, 2]))  # [B_V, nodes]
+    b_beta = tl.load(p_scale + o_p)
+    b_gate = tl.load(p_scale + ROWS + o_p)
+    b_read = tl.load(p_scale + 2 * ROWS + o_p)
+    b_self = tl.load(p_scale + 3 * ROWS + o_p)
     m_o = m_v[:, None] & m_n[None, :]
     b_v = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0).to(tl.float32)
-    b_u0 = b_beta[None, :] * (b_v - (b_p * b_rk)[None, :] * b_ks)
-    b_o = (b_p * b_rq)[None, :] * b_qs
+    b_u0 = b_beta[None, :] * b_v - b_gate[None, :] * b_ks
+    b_o = b_read[None, :] * b_qs
     p_m = (0 + tl.arange(0, 16))[:, None] * ROWS + o_p[None, :]
-    b_g = tl.load(p_g + p_m)  # -G^T of this block
-    b_r = b_u0
-    b_u0 = tl.dot(b_u0, b_g, acc=b_r, input_precision=DOT)
-    b_u0 = tl.dot(b_u0, b_g, acc=b_r, input_precision=DOT)
+    b_g = tl.load(p_g + p_m)  # (I + G)^-1 of this block, transposed
+    b_u0 = tl.dot(b_u0, b_g, input_precision=DOT)
     b_o = tl.dot(b_u0, tl.load(p_c + p_m), acc=b_o, input_precision=DOT)
-    b_o = tl.where(m_n[None, :], b_o + b_self[None, :] * b_u0, 0.0)
+    b_o += b_self[None, :] * b_u0
     m_all = m_v[:, None] & (o_n < 13)[None, :]
     tl.store(p_o + o_n[None, :] * stride_ot, b_o.to(tl.bfloat16), mask=m_all)
 
@@ -749,28 +782,19 @@ def solve_gdn_3x3x3_d8(
     o_p = 16 + tl.arange(0, 32)
     o_n = 13 + tl.arange(0, 32)
     m_n = o_n < 40
-    if MASKED:
-        m_n = m_n & (tl.load(live + i_b * T + o_n, mask=m_n, other=0) != 0)
-    p_row = o_n[None, :] * C + o_d[:, None]
-    m_row = m_n[None, :] & m_d[:, None]
-    b_k = tl.load(p_k + p_row, mask=m_row, other=0.0)
-    b_q = tl.load(p_q + p_row, mask=m_row, other=0.0)
-    b_ks = tl.dot(b_s1, b_k, acc=tl.dot(b_s2, b_k))  # [B_V, nodes]
-    b_qs = tl.dot(b_s1, b_q, acc=tl.dot(b_s2, b_q))
-    b_hi = tl.load(p_dec + o_n, mask=m_n, other=0.0)
-    b_p = _exp(b_hi, tl.load(p_dec + HV * T + o_n, mask=m_n, other=0.0))
-    b_beta = tl.load(p_dec + 2 * HV * T + o_n, mask=m_n, other=0.0)
-    b_rk = tl.load(p_vec + o_n, mask=m_n, other=0.0)
-    b_rq = tl.load(p_vec + HK * T + o_n, mask=m_n, other=0.0)
-    b_self = tl.load(p_vec + 2 * HK * T + o_n, mask=m_n, other=0.0)
+    b_ks, b_qs = tl.split(tl.reshape(b_a1, [64, 32, 2]))  # [B_V, nodes]
+    b_beta = tl.load(p_scale + o_p)
+    b_gate = tl.load(p_scale + ROWS + o_p)
+    b_read = tl.load(p_scale + 2 * ROWS + o_p)
+    b_self = tl.load(p_scale + 3 * ROWS + o_p)
     m_o = m_v[:, None] & m_n[None, :]
     b_v = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0).to(tl.float32)
-    b_u1 = b_beta[None, :] * (b_v - (b_p * b_rk)[None, :] * b_ks)
-    b_o = (b_p * b_rq)[None, :] * b_qs
+    b_u1 = b_beta[None, :] * b_v - b_gate[None, :] * b_ks
+    b_o = b_read[None, :] * b_qs
     p_m = (0 + tl.arange(0, 16))[:, None] * ROWS + o_p[None, :]
     b_u1 = tl.dot(b_u0, tl.load(p_g + p_m), acc=b_u1, input_precision=DOT)
     b_o = tl.dot(b_u0, tl.load(p_c + p_m), acc=b_o, input_precision=DOT)
-    b_o = tl.where(m_n[None, :], b_o + b_self[None, :] * b_u1, 0.0)
+    b_o += b_self[None, :] * b_u1
     m_all = m_v[:, None] & (o_n < 40)[None, :]
     tl.store(p_o + o_n[None, :] * stride_ot, b_o.to(tl.bfloat16), mask=m_all)
 
@@ -995,7 +1019,8 @@ class Factors:
 
     One layer's scratch: qkv [B, T, C] after the convolution, vectors [B, 3, Hk, T] float32
     (1/|k|, scale/|q|, q.k), decays [B, 3, Hv, T] float32 (log P in two floats, write gate),
-    matrices [B, Hv, 2, COLUMNS, ROWS] float32 (-G, C).
+    matrices [B, Hv, 2, COLUMNS, ROWS] (-G, C) and scales
+    [B, Hv, 4, ROWS] float32.
 
     Set `check = False` to skip argument checks; those of contents synchronise, and are skipped
     during graph capture as well.
@@ -1012,6 +1037,7 @@ class Factors:
     vectors: torch.Tensor
     decays: torch.Tensor
     matrices: torch.Tensor
+    scales: torch.Tensor
     ancestors: torch.Tensor | None
     check: bool = True
     convolved: bool = False  # rows came from verify_qkv
@@ -1035,7 +1061,8 @@ class Factors:
     @property
     def scratch_bytes(self) -> int:
         """Bytes of one layer's scratch, reused by every layer."""
-        scratch = (self.qkv, self.vectors, self.decays, self.matrices, self.ancestors)
+        scratch = (self.qkv, self.vectors, self.decays, self.matrices, self.scales)
+        scratch = (*scratch, self.ancestors)
         return sum(t.numel() * t.element_size() for t in scratch if t is not None)
 
 
@@ -1059,6 +1086,7 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
         vectors=empty(batch, 3, 16, 40),
         decays=empty(batch, 3, 32, 40),
         matrices=empty(batch, 32, 2, 16, 48),
+        scales=empty(batch, 32, 4, 48),
         ancestors=None,
     )
 
@@ -1090,19 +1118,13 @@ def verify(
     live [B, T] bool, prefix-closed.  Dead and padded rows give zeros.
     Raises ValueError, before any launch, for a wrong shape, dtype, device or stride.
     """
-    if factors.check:
-        n = x.shape[1] if x.dim() == 3 else 40
-        _expect("x", x, (slots.shape[0], n, 8192), (MODULE.dtype,), x.device, (None, None, 1))
+    if _checks(factors):
+        _expect("x", x, (None, None, 8192), (MODULE.dtype,), None, (None, None, 1))
         _expect("conv_weight", conv_weight, (8192, 4), (MODULE.dtype,), x.device, (4, 1))
         if conv_bias is not None:
             _expect("conv_bias", conv_bias, (8192,), (MODULE.dtype,), x.device, (1,))
         shape = (None, 8192, 3)
         _expect("conv_state", conv_state, shape, (MODULE.dtype,), x.device, (None, 3, 1))
-        if conv_state.shape[0] != state.shape[0]:
-            raise ValueError(
-                f"conv_state: expected {state.shape[0]} slots as in state, got {conv_state.shape[0]}"
-            )
-    factors.convolved = False
     s_b, s_t = x.stride(0), x.stride(1)
     return _verify(
         (x, s_b, s_t, 128),
@@ -1138,13 +1160,11 @@ def verify_qkv(
     q, k [B, T, Hk, dk] and v [B, T, Hv, dv] after the convolution, before the norm, unit last
     stride; everything else as in verify().
     """
-    if factors.check:
-        n = q.shape[1] if q.dim() == 4 else 40
+    if _checks(factors):
         unit = (None, None, None, 1)
-        _expect("q", q, (slots.shape[0], n, 16, 128), (MODULE.dtype,), q.device, unit)
-        _expect("k", k, (slots.shape[0], n, 16, 128), (MODULE.dtype,), q.device, unit)
-        _expect("v", v, (slots.shape[0], n, 32, 128), (MODULE.dtype,), q.device, unit)
-    factors.convolved = True
+        _expect("q", q, (None, None, 16, 128), (MODULE.dtype,), None, unit)
+        _expect("k", k, q.shape, (MODULE.dtype,), q.device, unit)
+        _expect("v", v, (*q.shape[:2], 32, 128), (MODULE.dtype,), q.device, unit)
     return _verify(
         (q, *q.stride()[:3]),
         (k, *k.stride()[:3]),
@@ -1163,7 +1183,8 @@ def _verify(q, k, v, gate, conv, pool, options):
     parents, live, out, schedule = options
     batch, n = q[0].shape[:2]
     if f.check:
-        _check_verify(q[0], n, gate, pool, options)
+        _check_verify(q[0], n, gate, conv[2], pool, options)
+    f.convolved = conv[0] is None
     if out is None:
         out = q[0].new_empty(batch, n, 32, 128)
     if batch == 0:
@@ -1171,11 +1192,11 @@ def _verify(q, k, v, gate, conv, pool, options):
     with _on(q[0]):
         if live is not None:
             s_l = live.stride()
-            trace_gdn_3x3x3_d8[(3, batch)](
+            trace_gdn_3x3x3_d8[(5, batch)](
                 None, live, slots, None, f.live, None, 0, 0, *s_l, HAS_LIVE=True, num_warps=1
             )
         masked = live is not None
-        prepare_gdn_3x3x3_d8[(49, 3, batch)](
+        prepare_gdn_3x3x3_d8[(49, 5, batch)](
             q[0],
             k[0],
             v[0],
@@ -1213,25 +1234,25 @@ def _verify(q, k, v, gate, conv, pool, options):
             f.decays,
             f.ancestors,
             f.matrices,
-            num_warps=4,
-            num_stages=1,
+            f.scales,
+            DOT=DOT,
+            num_warps=1,
+            num_stages=2,
         )
         solve_gdn_3x3x3_d8[(2, 32, batch)](
             f.qkv,
             state,
             slots,
-            f.live,
-            f.vectors,
-            f.decays,
             f.matrices,
+            f.scales,
             None,
             out,
             state.stride(0),
             *out.stride()[:3],
-            MASKED=masked,
             DOT=DOT,
             num_warps=4,
-            num_stages=1,
+            num_stages=2,
+            **CAP,
         )
     return out
 
@@ -1257,7 +1278,7 @@ def commit(
     Raises ValueError, before any launch, for a wrong shape, dtype, device or stride.
     """
     f = factors
-    if f.check:
+    if _checks(f):
         _check_commit(f, state, conv_state, slots, last_node, parents, track_slots, track_node)
     batch, layers = slots.shape[0], state.shape[0]
     if batch == 0:
@@ -1291,8 +1312,17 @@ def _on(tensor):
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
+def _checks(factors):
+    """Whether arguments are checked; that factors came from this module's allocate() always is."""
+    if not isinstance(factors, Factors):
+        raise ValueError(
+            f"factors: expected what allocate() of {MODULE.name} gave, got {type(factors).__name__}"
+        )
+    return factors.check
+
+
 def _expect(name, tensor, shape, dtypes, device, strides=None):
-    """One shape of argument error: what was expected, what came."""
+    """One shape of argument error: what was expected, what came; None = anything."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
     want = tuple("any" if s is None else s for s in shape)
@@ -1303,7 +1333,7 @@ def _expect(name, tensor, shape, dtypes, device, strides=None):
     if tensor.dtype not in dtypes:
         have = " or ".join(map(str, dtypes))
         raise ValueError(f"{name}: expected {have}, got {tensor.dtype}")
-    if tensor.device != device:
+    if device is not None and tensor.device != device:
         raise ValueError(f"{name}: expected device {device}, got {tensor.device}")
     if strides is not None and any(
         s is not None and n > 1 and s != t
@@ -1316,23 +1346,28 @@ def _expect(name, tensor, shape, dtypes, device, strides=None):
 _INTEGERS = (torch.int32, torch.int64)
 
 
-def _check_verify(x, n, gate, pool, options):
+def _check_verify(x, n, gate, conv_state, pool, options):
     """Everything but the rows themselves; contents too, outside of graph capture."""
     a, b, A_log, dt_bias = gate
     state, slots, f, layer = pool
     parents, live, out, schedule = options
     batch, device = x.shape[0], x.device
+    rows = "q" if conv_state is None else "x"
     if n != 40:
-        raise ValueError(f"x: expected 40 nodes, got {n}")
+        raise ValueError(f"{rows}: expected 40 nodes, got {n}")
     if schedule not in (None, *MODULE.schedules):
         raise ValueError(f"schedule: expected one of {MODULE.schedules}, got {schedule!r}")
     if device.type == "cpu" and not triton.knobs.runtime.interpret:
-        raise ValueError("x: CPU tensors need TRITON_INTERPRET=1 before triton is imported")
-    if not 0 <= layer < f.layers or batch > f.batch or f.rows.device != device:
         raise ValueError(
-            f"factors: expected room for layer {layer} and batch {batch} on {device}, "
-            f"got {f.layers} layers, batch {f.batch} on {f.rows.device}"
+            f"{rows}: expected a GPU tensor, or TRITON_INTERPRET=1 before triton is imported; got {device}"
         )
+    if batch > f.batch or f.rows.device != device:
+        raise ValueError(
+            f"factors: expected room for batch {batch} on {device}, "
+            f"got batch {f.batch} on {f.rows.device}"
+        )
+    if layer not in range(f.layers):
+        raise ValueError(f"layer: expected 0 to {f.layers - 1}, got {layer!r}")
     wide = (torch.float32, MODULE.dtype)
     for name, tensor in (("a", a), ("b", b)):
         _expect(name, tensor, (batch, n, 32), wide, device)
@@ -1340,6 +1375,10 @@ def _check_verify(x, n, gate, pool, options):
         _expect(name, tensor, (32,), wide, device, (1,))
     shape, pitch = (None, 32, 128, 128), (None, 16384, 128, 1)
     _expect("state", state, shape, (MODULE.state_dtype,), device, pitch)
+    if conv_state is not None and conv_state.shape[0] != state.shape[0]:
+        raise ValueError(
+            f"conv_state: expected {state.shape[0]} slots as in state, got {conv_state.shape[0]}"
+        )
     _expect("slots", slots, (batch,), _INTEGERS, device, (1,))
     if out is not None:
         shape = (batch, n, 32, 128)
@@ -1370,31 +1409,30 @@ def _check_contents(state, slots, parents, live):
                 continue
             if not 0 <= parent < node:
                 raise ValueError(
-                    f"parents: row {row} node {node} has parent {parent}; parents come first"
+                    f"parents: row {row} node {node}: expected a parent below {node}, got {parent}"
                 )
             if not keep[parent]:
                 raise ValueError(
-                    f"live: row {row} node {node} is live under dead node {parent}; expected a "
-                    "prefix-closed set"
+                    f"live: row {row} node {node}: expected a live parent, got dead node {parent}"
                 )
             levels.append(levels[parent] + 1)
         if max(levels) > MODULE.depth:
             raise ValueError(
-                f"parents: row {row} has depth {max(levels)}, this module supports {MODULE.depth}"
+                f"parents: row {row}: expected depth {MODULE.depth} or less, got {max(levels)}"
             )
 
 
 def _check_commit(f, state, conv_state, slots, last_node, parents, track_slots, track_node):
     """Arguments of commit, against the round that verify left in the factors."""
     device = f.rows.device
-    batch, layers = slots.shape[0], state.shape[0]
     shape = (None, None, 32, 128, 128)
     _expect("state", state, shape, (MODULE.state_dtype,), device, (None, None, 16384, 128, 1))
-    if layers > f.layers or batch > f.batch:
-        raise ValueError(
-            f"state: expected at most {f.layers} layers and {f.batch} rows, got {layers} and {batch}"
-        )
-    _expect("slots", slots, (batch,), _INTEGERS, device, (1,))
+    _expect("slots", slots, (None,), _INTEGERS, device, (1,))
+    batch, layers = slots.shape[0], state.shape[0]
+    if layers > f.layers:
+        raise ValueError(f"state: expected at most {f.layers} layers, got {layers}")
+    if batch > f.batch:
+        raise ValueError(f"slots: expected at most {f.batch} rows, got {batch}")
     _expect("last_node", last_node, (batch,), _INTEGERS, device, (1,))
     if (conv_state is None) != f.convolved:
         raise ValueError(
@@ -1410,7 +1448,7 @@ def _check_commit(f, state, conv_state, slots, last_node, parents, track_slots, 
         _expect("track_slots", track_slots, (batch,), _INTEGERS, device, (1,))
         _expect("track_node", track_node, (batch,), _INTEGERS, device, (1,))
     if parents is not None:
-        _expect("parents", parents, (batch, parents.shape[-1]), _INTEGERS, device)
+        _expect("parents", parents, (batch, None), _INTEGERS, device)
     if not (state.is_cuda and torch.cuda.is_current_stream_capturing()):
         for name, tensor in (("slots", slots), ("track_slots", track_slots)):
             if tensor is not None and batch and int(tensor.max()) >= state.shape[1]:

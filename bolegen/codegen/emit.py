@@ -53,7 +53,7 @@ def emit_module(plan: TreePlan, module: KernelModule) -> EmittedModule:
     """
     context = dict(module.context) | _header(plan, module) | {"digest": _NO_DIGEST}
     try:
-        parts = [_environment().get_template(f"{t}.py.jinja").render(context) for t in _used(plan)]
+        parts = [_environment().get_template(f"{t}.py.jinja").render(context) for t in TEMPLATES]
     except jinja2.TemplateError as error:
         where = getattr(error, "filename", None) or "a template"
         line = getattr(error, "lineno", None)
@@ -118,11 +118,6 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-
-
-def _used(plan: TreePlan) -> tuple[str, ...]:
-    """A tree without descendants has no G, so no factor kernel."""
-    return tuple(t for t in TEMPLATES if t != "factor" or plan.column_count)
 
 
 def _tidy(text: str) -> str:

@@ -80,6 +80,9 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
         "b_r": tiling.b_r,
         "b_v": tiling.b_v,
         "b_c": b_c,
+        "b_k": tiling.b_k,
+        "chunks": _tiles_of(_power(spec.d_k, 16), tiling.b_k),
+        "fused": tiling.fused,
         "b_keep": _power(_tiles_of(spec.channels, spec.key_heads + spec.value_heads)),
         "dk_p": _power(spec.d_k, 16),
         "dv_p": _power(spec.d_v, 16),
@@ -95,10 +98,10 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
         "warps_solve": tiling.warps_solve,
         "warps_commit": tiling.warps_commit,
         "stages": tiling.stages,
+        "maxnreg": tiling.maxnreg,
         "dot": precision.dot,
         "hip_dot": precision.hip_dot,
         "state_terms": precision.state_terms,
-        "gram_dot": spec.dtype is DType.FP32,
         "gram": ", input_precision=DOT" if spec.dtype is DType.FP32 else "",
     }
 
@@ -110,6 +113,7 @@ def _topology(plan: TreePlan) -> dict[str, object]:
     common: dict[str, object] = {
         "static": tree.is_static,
         "path_p": _power(walk + 1),
+        "walk_range": "tl.static_range" if walk <= _UNROLLED else "range",
         "words": words,
         "words_p": _power(words),
         "parent_of": partial(str.format, "_parent(parents, {})"),
@@ -154,9 +158,12 @@ def _row(plan: TreePlan, block: Block) -> Mapping[str, object]:
         "rows": block.rows,
         "start": block.start,
         "steps": block.steps,
+        "inverted": block.inverted,
         "is_column": block.column,
         "column": column,
         "earlier": earlier,
+        "index": plan.blocks.index(block),
+        "pairs": _span(plan, block, "o_c // 2", f"{block.start} + o_c // 2")["nodes"],
     }
 
 
@@ -164,6 +171,8 @@ def _column(plan: TreePlan, block: Block) -> Mapping[str, object]:
     return _span(plan, block, "o_c", f"{block.start} + o_c") | {
         "rows": block.rows,
         "start": block.start,
+        "steps": block.steps,
+        "inverted": block.inverted,
         "column": plan.column_start(block),
     }
 

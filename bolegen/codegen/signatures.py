@@ -1,22 +1,20 @@
 """Argument types of every kernel, for the ahead-of-time build; templates hold the same names."""
 
-from bolegen.ir import DType, Kernel, Param, TreePlan
+from bolegen.ir import Kernel, Param, TreePlan
 
 __all__ = ["kernels_of"]
 
 
 def kernels_of(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
-    """trace, prepare, factor (where there are columns), solve and commit, in launch order."""
+    """trace, prepare, factor, solve and commit, in launch order."""
     tiling = plan.tiling
     kernels = [
         Kernel(f"trace_{name}", _trace(plan), 1, 1),
         Kernel(f"prepare_{name}", _prepare(plan), tiling.warps_prepare, 1),
-        Kernel(f"solve_{name}", _solve(plan), tiling.warps_solve, tiling.stages),
+        Kernel(f"factor_{name}", _factor(plan), tiling.warps_factor, tiling.stages),
+        Kernel(f"solve_{name}", _solve(plan), tiling.warps_solve, tiling.stages, tiling.maxnreg),
         Kernel(f"commit_{name}", _commit(plan), tiling.warps_commit, 1),
     ]
-    if plan.column_count:
-        factor = Kernel(f"factor_{name}", _factor(plan), tiling.warps_factor, tiling.stages)
-        kernels.insert(2, factor)
     return tuple(kernels)
 
 
@@ -83,14 +81,13 @@ def _prepare(plan: TreePlan) -> tuple[Param, ...]:
 
 
 def _factor(plan: TreePlan) -> tuple[Param, ...]:
-    gram = _constants(DOT=_dot(plan)) if plan.spec.dtype is DType.FP32 else ()
     return (
         *_pointers(plan.spec.dtype.pointer, "qkv"),
         *_pointers("*i64", "slots"),
         *_pointers("*fp32", "vectors", "decays"),
         *_given(plan, "*i32", "ancestors"),
-        *_pointers("*fp32", "matrices"),
-        *gram,
+        *_pointers("*fp32", "matrices", "scales"),
+        *_constants(DOT=_dot(plan)),
     )
 
 
@@ -102,13 +99,12 @@ def _solve(plan: TreePlan) -> tuple[Param, ...]:
         *_pointers(plan.spec.dtype.pointer, "qkv"),
         *_pointers(plan.spec.state_dtype.pointer, "state"),
         *_pointers("*i64", "slots"),
-        *_pointers("*i8", "live"),
-        *_pointers("*fp32", "vectors", "decays", "matrices"),
+        *_pointers("*fp32", "matrices", "scales"),
         *(_absent("u") if replay else _pointers("*fp32", "u")),
         *_pointers(plan.spec.dtype.pointer, "out"),
         *nodes,
         *_strides("slot", "ob", "ot", "oh"),
-        *_constants(MASKED=not static, DOT=_dot(plan)),
+        *_constants(DOT=_dot(plan)),
     )
 
 

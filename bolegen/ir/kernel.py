@@ -29,6 +29,7 @@ class Kernel:
     params: tuple[Param, ...]
     warps: int
     stages: int
+    maxnreg: int | None = None  # cap of registers a thread, where the backend knows one
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,15 @@ class Block:
     ``nodes`` holds the user's node of each position, -1 for padding; ``column`` says whether
     the block has a place in G's columns (one of its nodes has descendants) and ``steps``
     how often its diagonal block of G is applied: the most ancestors that a node has inside.
+    ``inverted``: those steps are run once a head on the identity, X <- I - G X, and every value
+    tile multiplies by the result instead.
     """
 
     start: int
     nodes: tuple[int, ...]
     column: bool
     steps: int
+    inverted: bool = False
 
     @property
     def rows(self) -> int:
@@ -57,16 +60,23 @@ class Precision:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Program shapes: nodes of a prepare program, rows of a factor program, value tile b_v."""
+    """Program shapes: b_n nodes of a prepare program, b_r rows of a factor program, and of a solve
+    program the value tile b_v, the chunk b_k of d_k and a cap of registers a thread.
+
+    ``fused``: one loop over d_k forms the state's products with every block at once.
+    """
 
     b_n: int = 16
     b_r: int = 16
     b_v: int = 16
+    b_k: int = 16
     warps_prepare: int = 4
     warps_factor: int = 4
     warps_solve: int = 4
     warps_commit: int = 4
     stages: int = 1
+    maxnreg: int = 255
+    fused: bool = True
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--template", default="(2,2,1)", help="draft tree, as in bolegen compile")
     parser.add_argument("--drafter", choices=("mtp", "ngram"), default="mtp")
-    parser.add_argument("--prompts", type=int, default=2, metavar="K")
-    parser.add_argument("--tokens", type=int, default=48, metavar="N", help="tokens a prompt")
+    parser.add_argument("--prompts", type=int, default=1, metavar="K")
+    parser.add_argument("--tokens", type=int, default=32, metavar="N", help="tokens a prompt")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="default: cuda where there is one"

@@ -1,41 +1,75 @@
-"""One round of an emitted module beside the float64 oracle, judged by the exactness contract."""
+"""One round of an emitted module: its operands, random or hostile, and the calls on them."""
 
+import atexit
 import importlib.util
+import shutil
+import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-import numpy as np
 import torch
 
-from bolegen import oracle
-from bolegen.codegen import EmittedModule
+from bolegen.codegen import EmittedModule, compile_template
+from bolegen.ir import LayerSpec, Solver
+from support.judge import Worst, check_commit, check_verify, same_bits
 
-__all__ = ["Round", "check_commit", "check_verify", "import_module", "make_round"]
+__all__ = [
+    "Round",
+    "Worst",
+    "build",
+    "check_commit",
+    "check_verify",
+    "import_module",
+    "make_round",
+    "play",
+    "poison",
+    "same_bits",
+    "split",
+]
 
-LIMIT = 5e-6  # docs/theory.md, in norms over a head
+# what the interpreter runs in about a second
+SMALL: dict[str, Any] = {"key_heads": 1, "value_heads": 2, "d_k": 16, "d_v": 16}
+# a folder of this process: another one may be writing the same module
+_FOLDER = Path(tempfile.mkdtemp(prefix="bolegen-tests-"))
+atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 
 
 def import_module(emitted: EmittedModule) -> ModuleType:
     """Import emitted text as a module of its own, from a file: Triton reads kernels' source."""
-    folder = Path(tempfile.gettempdir()) / f"bolegen-tests-{emitted.digest}"
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{emitted.name}.py"
+    name = f"bolegen_test_{emitted.digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    path = _FOLDER / emitted.digest / f"{emitted.name}.py"
+    path.parent.mkdir()
     path.write_text(emitted.text, "utf-8")
-    spec = importlib.util.spec_from_file_location(f"bolegen_test_{emitted.digest}", path)
-    assert spec is not None and spec.loader is not None
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules[spec.name] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
+@cache
+def build(
+    template: str, *, depth: int | None = None, solver: Solver | None = None, **layer: Any
+) -> ModuleType:
+    """Compile and import a module, once a process; a layer is SMALL unless said otherwise."""
+    spec = LayerSpec(**(SMALL | layer))
+    return import_module(compile_template(template, spec, depth=depth, solver=solver))
+
+
 @dataclass
 class Round:
-    """Arguments of verify for `layers` layers; layer l reads x[l], a[l], ..., state[l]."""
+    """Arguments of verify for `layers` layers; layer l reads x[l], a[l], ..., state[l].
+
+    ``trees`` [B][T] are the parents that the judge uses, ``parents`` what the kernel is given.
+    """
 
     x: torch.Tensor
     a: torch.Tensor
@@ -51,9 +85,14 @@ class Round:
     live: torch.Tensor | None = None
     trees: list[list[int]] = field(default_factory=list)
 
-    def verify(self, m: ModuleType, factors, layer: int = 0, **options) -> torch.Tensor:
+    def with_clones(self, **changes: Any) -> "Round":
+        """A round that shares no memory with this one."""
+        copies = {k: v.clone() for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
+        return replace(self, **(copies | changes))
+
+    def verify(self, m: ModuleType, factors: Any, layer: int = 0, **options: Any) -> torch.Tensor:
         """Run the module's verify on one layer."""
-        return m.verify(
+        out: torch.Tensor = m.verify(
             self.x[layer],
             self.a[layer],
             self.b[layer],
@@ -65,11 +104,49 @@ class Round:
             self.slots,
             factors,
             layer=layer,
-            conv_bias=None if self.conv_bias is None else self.conv_bias[layer],
-            parents=self.parents,
-            live=self.live,
-            **options,
+            **{
+                "conv_bias": None if self.conv_bias is None else self.conv_bias[layer],
+                "parents": self.parents,
+                "live": self.live,
+            }
+            | options,
         )
+        return out
+
+    def verify_qkv(
+        self, m: ModuleType, factors: Any, layer: int = 0, **options: Any
+    ) -> torch.Tensor:
+        """Run the module's verify_qkv on one layer, x taken for rows that were convolved."""
+        out: torch.Tensor = m.verify_qkv(
+            *split(m, self.x[layer]),
+            self.a[layer],
+            self.b[layer],
+            self.A_log[layer],
+            self.dt_bias[layer],
+            self.state[layer],
+            self.slots,
+            factors,
+            layer=layer,
+            **{"parents": self.parents, "live": self.live} | options,
+        )
+        return out
+
+    def commit(self, m: ModuleType, factors: Any, last: list[int], **options: Any) -> None:
+        """Run the module's commit; without a convolution after verify_qkv."""
+        nodes = torch.tensor(last, dtype=torch.int64, device=self.x.device)
+        windows = None if factors.convolved else self.conv_state
+        m.commit(factors, self.state, windows, self.slots, nodes, **options)
+
+
+def split(m: ModuleType, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows q|k|v [B, T, C] as views q, k [B, T, Hk, dk] and v [B, T, Hv, dv]."""
+    (hk, hv), (dk, dv) = m.MODULE.heads, m.MODULE.dims
+    rows, k, v = x.shape[:-1], hk * dk, 2 * hk * dk
+    return (
+        x[..., :k].view(*rows, hk, dk),
+        x[..., k:v].view(*rows, hk, dk),
+        x[..., v : v + hv * dv].view(*rows, hv, dv),
+    )
 
 
 def make_round(
@@ -91,7 +168,6 @@ def make_round(
     """Random operands; `repeat` in 0..1 makes rows alike (collinear keys), `write` shifts beta."""
     module = m.MODULE
     gen = torch.Generator().manual_seed(seed)
-    t = nodes or module.nodes
     hk, hv = module.heads
     dk, dv = module.dims
     c = 2 * hk * dk + hv * dv
@@ -99,15 +175,15 @@ def make_round(
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=gen)
 
+    if trees is None:
+        trees = [list(module.parents)] * batch
+    t = nodes or len(trees[0])
     x = normal(layers, batch, t, c)
     if repeat:
         x = repeat * normal(layers, batch, 1, c) + (1 - repeat) * x
     low, high = log_rate
     rate = low + (high - low) * torch.rand(layers, hv, generator=gen)
     window = normal(layers, slots, c, module.conv - 1)
-    if trees is None:
-        trees = [list(module.parents)] * batch if module.parents else None
-    order = torch.randperm(slots, generator=gen)[:batch]
     made = Round(
         x=x.to(module.dtype),
         a=(step * normal(layers, batch, t, hv)).to(module.dtype),
@@ -117,10 +193,10 @@ def make_round(
         dt_bias=normal(layers, hv),
         state=(0.3 * normal(layers, slots, hv, dv, dk)).to(module.state_dtype),
         conv_state=window.to(module.dtype),
-        slots=order,
+        slots=torch.randperm(slots, generator=gen)[:batch],
         conv_bias=normal(layers, c).to(module.dtype) if bias else None,
         parents=torch.tensor(trees) if module.parents is None else None,
-        trees=trees or [],
+        trees=trees,
     )
     for name, value in vars(made).items():
         if isinstance(value, torch.Tensor):
@@ -128,153 +204,24 @@ def make_round(
     return made
 
 
-def numpy64(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor as float64."""
-    return tensor.detach().to("cpu", torch.float64).numpy()
+def poison(factors: Any) -> Any:
+    """Fill all memory of a round with NaN and huge integers, as memory may come; returns it."""
+    for tensor in vars(factors).values():
+        if isinstance(tensor, torch.Tensor):
+            wild = tensor.is_floating_point()
+            tensor.fill_(float("nan") if wild else torch.iinfo(tensor.dtype).max)
+    return factors
 
 
-@dataclass
-class Worst:
-    """Largest error over its limit, over all heads and rows of one check; at most 1 passes."""
-
-    o: float = 0.0
-    u: float = 0.0
-    state: float = 0.0
-    conv: float = 0.0
-
-    def note(self, name: str, error: float, limit: float) -> None:
-        """Remember error / limit where it is the largest so far; NaN is infinitely large."""
-        ratio = error / limit if limit > 0 else (0.0 if error == 0 else np.inf)
-        setattr(self, name, max(getattr(self, name), np.inf if np.isnan(ratio) else ratio))
-
-    def assert_within(self) -> None:
-        """Fail where any error is over its limit."""
-        assert max(vars(self).values()) <= 1.0, f"error over limit: {self}"
-
-
-def rounding(exact: np.ndarray, dtype: torch.dtype) -> float:
-    """Norm of what one rounding of `exact` to `dtype` costs, times 1.1."""
-    once = torch.from_numpy(exact).to(dtype).to(torch.float64).numpy()
-    return 1.1 * float(np.linalg.norm(once - exact))
-
-
-def operands(m: ModuleType, r: Round, factors, layer: int, row: int):
-    """Oracle operands of one row, from the rows that the kernel itself rounded."""
-    hk, hv = m.MODULE.heads
-    nodes = r.x.shape[2]
-    rows = numpy64(factors.qkv[row, :nodes])
-    q, k, v = oracle.split_rows(rows, key_heads=hk, value_heads=hv, d_k=m.MODULE.dims[0])
-    g, beta = oracle.gates(
-        numpy64(r.a[layer, row]),
-        numpy64(r.b[layer, row]),
-        numpy64(r.A_log[layer]),
-        numpy64(r.dt_bias[layer]),
-    )
-    return *oracle.normalise(q, k), v, g, beta
-
-
-def check_conv(m: ModuleType, r: Round, factors, layer: int, row: int, worst: Worst) -> None:
-    """The convolution by itself, to one unit in the last place of the activations' dtype."""
-    slot = int(r.slots[row])
-    live = None if r.live is None else r.live[row].cpu().numpy()
-    bias = None if r.conv_bias is None else numpy64(r.conv_bias[layer])
-    want = oracle.convolve(
-        r.trees[row],
-        numpy64(r.x[layer, row]),
-        numpy64(r.conv_state[layer, slot]),
-        numpy64(r.conv_weight[layer]),
-        bias,
-        live=live,
-    )
-    got = numpy64(factors.qkv[row, : len(want)])
-    eps = torch.finfo(m.MODULE.dtype).eps
-    # cancelling sums carry the float32 error of their terms, not of their result
-    unit = np.abs(want) * eps * 1.01 + 4e-6
-    worst.note("conv", float(np.max(np.abs(got - want) / unit)), 1.0)
-
-
-def check_verify(m: ModuleType, r: Round, out: torch.Tensor, factors, layer: int = 0) -> Worst:
-    """Outputs (and U where it is stored) of one layer against the oracle, head by head."""
-    worst = Worst()
-    for row in range(r.x.shape[1]):
-        slot = int(r.slots[row])
-        if slot < 0:
-            assert torch.count_nonzero(out[row]) == 0
-            continue
-        check_conv(m, r, factors, layer, row, worst)
-        live = None if r.live is None else r.live[row].cpu().numpy()
-        q, k, v, g, beta = operands(m, r, factors, layer, row)
-        state = numpy64(r.state[layer, slot])
-        want = oracle.recurrence(r.trees[row], q, k, v, g, beta, state, live=live)
-        got = numpy64(out[row])
-        if live is not None:
-            assert np.count_nonzero(got[~live]) == 0
-        for head in range(got.shape[1]):
-            exact = want.o[:, head]
-            error = float(np.linalg.norm(got[:, head] - exact))
-            limit = LIMIT * float(np.linalg.norm(exact))
-            if m.MODULE.dtype != torch.float32:
-                limit = max(rounding(exact, m.MODULE.dtype), limit)
-            worst.note("o", error, limit)
-        if factors.u is not None:
-            check_u(m, r, factors, layer, row, want.u, (k, v, g, beta, state), worst)
-    return worst
-
-
-def check_u(m, r, factors, layer, row, want, known, worst) -> None:
-    """|dU| <= 5e-6 (|D_beta V| + |D_beta D_P K S|) over a head: U itself may cancel."""
-    k, v, g, beta, state = known
-    got = numpy64(factors.u[layer, row, : len(want)])
-    ratio = v.shape[1] // k.shape[1]
-    sums = np.zeros_like(g)
-    for node, parent in enumerate(r.trees[row]):
-        sums[node] = g[node] + (sums[parent] if parent >= 0 else 0)
-    for head in range(v.shape[1]):
-        write = beta[:, head, None]
-        part = write * np.exp(sums[:, head, None]) * (k[:, head // ratio] @ state[head].T)
-        live = slice(None) if r.live is None else r.live[row].cpu().numpy()
-        limit = LIMIT * float(
-            np.linalg.norm((write * v[:, head])[live]) + np.linalg.norm(part[live])
-        )
-        error = float(np.linalg.norm((got[:, head] - want[:, head])[live]))
-        worst.note("u", error, limit)
-
-
-def check_commit(
-    m: ModuleType,
-    r: Round,
-    factors,
-    before: tuple[torch.Tensor, torch.Tensor],
-    after: tuple[torch.Tensor, torch.Tensor],
-    last: list[int],
-    layer: int = 0,
-) -> Worst:
-    """Committed states and windows of one layer against the oracle; other slots untouched.
-
-    Uses factors.qkv, so call it for the layer that was verified last.
-    """
-    worst = Worst()
-    touched = set()
-    for row, node in enumerate(last):
-        slot = int(r.slots[row])
-        live = None if r.live is None else r.live[row].cpu().numpy()
-        if slot < 0 or not oracle.find_path(r.trees[row], node, live=live):
-            continue
-        touched.add(slot)
-        _, k, v, g, beta = operands(m, r, factors, layer, row)
-        state = numpy64(before[0][layer, slot])
-        want = oracle.committed_state(r.trees[row], node, k, v, g, beta, state, live=live)
-        got = numpy64(after[0][layer, slot])
-        for head in range(len(want)):
-            limit = LIMIT * float(np.linalg.norm(want[head]))
-            if m.MODULE.state_dtype != torch.float32:
-                limit = max(rounding(want[head], m.MODULE.state_dtype), limit)
-            worst.note("state", float(np.linalg.norm(got[head] - want[head])), limit)
-        window = oracle.committed_window(
-            r.trees[row], node, numpy64(r.x[layer, row]), numpy64(before[1][layer, slot])
-        )
-        assert np.array_equal(numpy64(after[1][layer, slot]), window)
-    for slot in set(range(before[0].shape[1])) - touched:
-        assert torch.equal(after[0][layer, slot], before[0][layer, slot])
-        assert torch.equal(after[1][layer, slot], before[1][layer, slot])
-    return worst
+def play(m: ModuleType, r: Round, last: list[int], *, convolved: bool = False) -> Worst:
+    """One round of layer 0 on poisoned memory, judged: verify reads only, commit writes once."""
+    factors = poison(m.allocate(len(r.slots), 1, r.x.device))
+    before = r.with_clones()
+    out = r.verify_qkv(m, factors) if convolved else r.verify(m, factors)
+    assert same_bits(r.state, before.state)
+    assert same_bits(r.conv_state, before.conv_state)
+    worst = check_verify(m, r, out, factors)
+    r.commit(m, factors, last)
+    committed = r.state, r.conv_state
+    pool = before.state, before.conv_state
+    return worst | check_commit(m, r, factors, pool, committed, last)

@@ -14,5 +14,7 @@ def choose_solver(plan: TreePlan) -> TreePlan:
     """Solver: horner to 32 products, substitution above. chain:64: horner -> substitution."""
     if plan.solver_is_chosen:
         return plan
-    solver = Solver.HORNER if plan.steps <= _DEEPEST_HORNER else Solver.SUBSTITUTION
+    columns = len(plan.tree.internal) if plan.tree.is_static else plan.tree.nodes
+    small = columns <= 16 and plan.steps <= _DEEPEST_HORNER
+    solver = Solver.HORNER if small else Solver.SUBSTITUTION
     return replace(plan, solver=solver)

@@ -47,13 +47,13 @@ def _groups(plan: TreePlan) -> list[tuple[int, ...]]:
     room = -inner % _ROW
     if _padded(tree.nodes - inner - room) < _padded(tree.nodes - inner):
         inner += room
-    return _cut(order[:inner], largest) + _cut(order[inner:], largest)
+    return _cut(order[:inner], largest) + _cut(order[inner:], 64)
 
 
 def _largest(plan: TreePlan) -> int:
     if plan.solver is not Solver.SUBSTITUTION:
         return 64
-    return 16 if plan.tree.nodes <= 64 else 32
+    return 16 if plan.tree.nodes <= 128 else 32
 
 
 def _padded(count: int) -> int:
@@ -73,7 +73,8 @@ def _cut(nodes: Sequence[int], largest: int) -> list[tuple[int, ...]]:
 
 def _block(plan: TreePlan, start: int, nodes: tuple[int, ...]) -> Block:
     if not plan.tree.is_static:
-        return Block(start, nodes, column=True, steps=min(plan.steps, len(nodes) - 1))
+        steps = min(plan.steps, len(nodes) - 1)
+        return Block(start, nodes, column=True, steps=steps, inverted=_inverts(nodes, steps))
     inside = {node for node in nodes if node >= 0}
     parents = plan.tree.parents or ()
     above: dict[int, int] = {}
@@ -85,4 +86,10 @@ def _block(plan: TreePlan, start: int, nodes: tuple[int, ...]) -> Block:
             at = parents[at]
         above[node] = count
     column = any(plan.tree.children[node] for node in inside)
-    return Block(start, nodes, column=column, steps=max(above.values(), default=0))
+    steps = max(above.values(), default=0)
+    return Block(start, nodes, column, steps, inverted=column and _inverts(nodes, steps))
+
+
+def _inverts(nodes: tuple[int, ...], steps: int) -> bool:
+    """Whether one product by the block's inverse replaces ``steps`` products by the block."""
+    return len(nodes) == _ROW and steps > 1

@@ -12,33 +12,43 @@ def tile_values(plan: TreePlan) -> TreePlan:
     """Tiling: smallest -> the widest value tile that fits. 64 wide at d 128 and T = 40.
 
     Fits means shared memory (the smallest of all targets unless one is named) and registers:
-    the solve keeps one tile [b_v, columns] and one [b_v, d_k] on chip.
+    the solve keeps one tile [b_v, columns] and the products [b_v, 2 rows] on chip.
     """
     smem = plan.target.smem_bytes if plan.target else PORTABLE_SMEM
     d_k = _power(plan.spec.d_k)
-    widest = min(64, _power(plan.spec.d_v))
-    b_r = min(32, min(block.rows for block in plan.blocks))
-    while widest >= 16:
-        if widest * max(plan.column_count, d_k) <= 64 * 128 and _smem(plan, widest) <= smem:
-            tiling = Tiling(b_n=16, b_r=b_r, b_v=widest)
-            return replace(plan, tiling=tiling)
-        widest //= 2
-    if _smem(plan, 16) <= smem:
-        return replace(plan, tiling=Tiling(b_n=16, b_r=b_r, b_v=16))
-    name = plan.target.name if plan.target else "every target"
-    raise SpecError(
-        f"blocks of {max(b.rows for b in plan.blocks)} nodes at dk={plan.spec.d_k} need "
-        f"{_smem(plan, 16)} bytes of shared memory, {name} has {smem}; use --solver substitution"
+    b_v = min(64, _power(plan.spec.d_v))
+    while b_v > 16 and (b_v * max(plan.column_count, d_k) > 64 * 128 or _smem(plan, b_v) > smem):
+        b_v //= 2
+    if _smem(plan, b_v) > smem:
+        name = plan.target.name if plan.target else "every target"
+        raise SpecError(
+            f"blocks of {max(b.rows for b in plan.blocks)} nodes at dk={plan.spec.d_k} need "
+            f"{_smem(plan, b_v)} bytes of shared memory, {name} has {smem}; "
+            "use --solver substitution"
+        )
+    small = plan.rows <= 48
+    # a cap on registers pays where the code nearly fits under it: products of bf16 operands
+    cap = (128 if small else 168) if plan.precision.state_terms else 255
+    tiling = Tiling(
+        b_n=8,
+        b_r=min(32, min(block.rows for block in plan.blocks)),
+        b_v=b_v,
+        b_k=min(64 if small else 32, d_k),
+        warps_factor=1,
+        stages=2,
+        maxnreg=cap,
+        fused=plan.rows <= 96,
     )
+    return replace(plan, tiling=tiling)
 
 
 def _smem(plan: TreePlan, b_v: int) -> int:
     """Operands of one product staged at once, in bytes: an upper estimate for the solve."""
     rows = max(block.rows for block in plan.blocks)
-    d_k = _power(plan.spec.d_k)
-    state = d_k * rows * plan.spec.dtype.bytes + b_v * d_k * 4
+    b_k = min(64, _power(plan.spec.d_k))
+    state = b_k * 2 * rows * plan.spec.dtype.bytes + b_v * b_k * 4
     solve = rows * rows * 4 + b_v * rows * 4
-    return max(state, solve)
+    return 2 * max(state, solve)
 
 
 def _power(n: int) -> int:

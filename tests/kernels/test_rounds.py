@@ -1,0 +1,170 @@
+"""Many rounds on the same slots: nothing drifts, nothing is left behind."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton.runtime import interpreter
+
+from bolegen import oracle
+from bolegen.ir import DType
+from bolegen.oracle import Array
+from support.judge import LIMIT, Worst, numpy64, operands
+from support.rounds import Round, build, make_round
+
+ROUNDS = 256
+
+
+@pytest.fixture
+def no_overflow_checks() -> Iterator[None]:
+    """The interpreter asserts that integers do not overflow, a third of its time."""
+    builder = interpreter.interpreter_builder
+    was = builder.options
+    builder.options = replace(was, sanitize_overflow=False)
+    yield
+    builder.options = was
+
+
+class History:
+    """What one slot must hold: the exact state, an honest copy that rounds, and every raw row."""
+
+    def __init__(self, m: ModuleType, r: Round, slot: int) -> None:
+        self.exact = numpy64(r.state[0, slot])
+        self.honest = self.exact.copy()
+        self.window = numpy64(r.conv_state[0, slot])
+        self.kind = m.MODULE.state_dtype
+
+    def accept(self, m: ModuleType, r: Round, factors: Any, row: int, last: int) -> None:
+        """Carry both along the path to `last`, from the rows that the kernel rounded."""
+        known = operands(m, r, factors.qkv, 0, row)[1:]
+        self.exact = oracle.committed_state(r.trees[row], last, *known, self.exact)
+        honest = serially(r.trees[row], last, *known, self.honest)
+        self.honest = numpy64(torch.from_numpy(honest).to(self.kind))
+        raw = numpy64(r.x[0, row])
+        self.window = oracle.committed_window(r.trees[row], last, raw, self.window)
+
+    def judge(self, r: Round, slot: int, worst: Worst) -> None:
+        """The state errs as the honest copy does, but for chance; the window not at all."""
+        assert np.array_equal(numpy64(r.conv_state[0, slot]), self.window)
+        got = numpy64(r.state[0, slot])
+        for head in range(len(got)):
+            honest = np.linalg.norm(self.honest[head] - self.exact[head])
+            limit = max(1.5 * honest, LIMIT * np.linalg.norm(self.exact[head]))
+            worst.note("state", float(np.linalg.norm(got[head] - self.exact[head])), float(limit))
+
+
+def serially(
+    parents: list[int], last: int, k: Array, v: Array, g: Array, beta: Array, state: Array
+) -> Array:
+    """The accepted tokens one after another, in float32."""
+    single = np.float32
+    current = state.astype(single)
+    ratio = v.shape[1] // k.shape[1]
+    for node in oracle.find_path(parents, last):
+        for head in range(len(current)):
+            key = k[node, head // ratio].astype(single)
+            current[head] *= np.exp(single(g[node, head]))
+            u = single(beta[node, head]) * (v[node, head].astype(single) - current[head] @ key)
+            current[head] += np.outer(u, key)
+    return current.astype(np.float64)
+
+
+def play_rounds(m: ModuleType, rounds: int, *, write: float) -> Worst:
+    """Random rows round after round, a random accepted node each time; slow decays."""
+    numbers = np.random.default_rng(3)
+    r = make_round(m, batch=1, slots=2, log_rate=(-7.0, -4.0), write=write)
+    slot = int(r.slots[0])
+    history, worst = History(m, r, slot), Worst()
+    factors = m.allocate(1, 1, "cpu")
+    for number in range(rounds):
+        fresh = make_round(m, batch=1, seed=number, write=write, repeat=0.5 * (number % 2))
+        r.x, r.a, r.b = fresh.x, fresh.a, fresh.b
+        r.verify(m, factors)
+        last = int(numbers.integers(-1, m.MODULE.nodes))
+        r.commit(m, factors, [last])
+        history.accept(m, r, factors, 0, last)
+        if number % 32 == 31:
+            history.judge(r, slot, worst)
+    history.judge(r, slot, worst)
+    return worst
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_overflow_checks")
+@pytest.mark.parametrize(
+    ("template", "state_dtype", "layout"),
+    [("chain:1", DType.FP32, "replay"), ("(2,1)", DType.BF16, "pku")],
+)
+def test_many_rounds_do_not_drift(template: str, state_dtype: DType, layout: str) -> None:
+    m = build(template, value_heads=1, state_dtype=state_dtype, factors=layout)
+    play_rounds(m, ROUNDS, write=1.0).assert_within()
+
+
+@pytest.mark.parametrize("layout", ["replay", "pku"])
+def test_gates_are_never_rounded_to_the_activations(layout: str) -> None:
+    # beta and g of float32 grade differ from their bf16 values in nearly every token
+    m = build("chain:7", value_heads=1, factors=layout)
+    play_rounds(m, 6, write=0.3).assert_within()
+
+
+@pytest.mark.parametrize("layout", ["replay", "pku"])
+def test_a_chain_commits_the_same_as_a_tree_or_one_node_at_a_time(layout: str) -> None:
+    chain = build("chain:4", value_heads=1, factors=layout)
+    tree = build("any:9", depth=5, value_heads=1, factors=layout)
+    single = build("chain:0", value_heads=1, factors=layout)
+    r = make_round(chain, batch=1)
+    slot, states = int(r.slots[0]), []
+    for m, parents in ((chain, None), (tree, torch.tensor([[-1, 0, 1, 2, 3, 0, 1]]))):
+        one = r.with_clones(parents=parents)
+        if parents is not None:
+            for name in ("x", "a", "b"):
+                tensor = getattr(r, name)
+                setattr(one, name, torch.cat([tensor, tensor[:, :, 1:3]], dim=2))
+        factors = m.allocate(1, 1, "cpu")
+        one.verify(m, factors)
+        one.commit(m, factors, [4])
+        states.append(one)
+    alone = r.with_clones()
+    factors = single.allocate(1, 1, "cpu")
+    for node in range(5):
+        part = {name: getattr(r, name)[:, :, node : node + 1] for name in ("x", "a", "b")}
+        step = replace(alone, **part)
+        step.verify(single, factors)
+        step.commit(single, factors, [0])
+    states.append(alone)
+    for other in states[1:]:
+        assert torch.equal(other.conv_state, states[0].conv_state)
+        gap = torch.linalg.norm(other.state[0, slot] - states[0].state[0, slot])
+        assert gap <= 2 * LIMIT * torch.linalg.norm(states[0].state[0, slot])
+
+
+def test_rounds_of_different_modules_on_one_pool() -> None:
+    # many accepted, then no drafts, then the root alone, then no drafts again
+    steps: list[tuple[str, list[int], int]] = [
+        ("chain:3", [-1, 0, 1, 2], 2),
+        ("chain:0", [-1], 0),
+        ("parents:[-1,0,0,1,2]", [-1, 0, 0, 1, 2], 0),
+        ("chain:0", [-1], 0),
+        ("any:9", [-1, 0, 0, 1, 2], -1),
+        ("any:9", [-1, 0, 1, 0, 3, 4], 5),
+    ]
+    pool = make_round(build("chain:0"), batch=2, slots=5)
+    slots = [int(slot) for slot in pool.slots]
+    histories = [History(build("chain:0"), pool, slot) for slot in slots]
+    for number, (template, parents, last) in enumerate(steps):
+        m = build(template, depth=4, factors="pku" if number % 2 else "replay")
+        r = make_round(m, trees=[parents] * 2, seed=number)
+        shared = ("state", "conv_state", "slots", "conv_weight", "A_log", "dt_bias")
+        r = replace(r, **{name: getattr(pool, name) for name in shared})
+        factors = m.allocate(2, 1, "cpu")
+        r.verify(m, factors)
+        r.commit(m, factors, [last, 0])
+        worst = Worst()
+        for row, accepted in enumerate((last, 0)):
+            histories[row].accept(m, r, factors, row, accepted)
+            histories[row].judge(r, slots[row], worst)
+        worst.assert_within()
