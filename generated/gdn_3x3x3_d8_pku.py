@@ -1,14 +1,14 @@
 """Tree verifier for gdn: (3,3,3), 40 nodes, depth 8.
 
 template  (3,3,3)
-parents   (-1, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 7, 8, 8, 8 ...
+parents   (-1, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 7, 8 ...
 depth     8 supported; 3 products with G needed, 5 vanish
 proof     by support: G^4 = 0, G^3 != 0; see `bolegen prove`
 layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    3d5857993fac5b55
+digest    a2a0de79838f0f49
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -107,7 +107,7 @@ MODULE = Module(
     contract="fp32",
     factors="pku",
     schedules=("tiled",),
-    digest="3d5857993fac5b55",
+    digest="a2a0de79838f0f49",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -688,7 +688,7 @@ def solve_gdn_3x3x3_d8_pku(
 ):
     """U and O of one value tile: state products, nested polynomial, readout.
 
-    Grid (DV / 64, Hv, B).  X <- R - G X runs on the tile, 2 times.
+    Grid (DV / 64, Hv, B).  X <- R - G X runs on the tile: 2 times.
     """
     i_v, i_h, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     i_k = i_h // 2
@@ -721,8 +721,8 @@ def solve_gdn_3x3x3_d8_pku(
     m_kq1 = o_n < 40
     o_kq1 = o_n * C + tl.where(o_c % 2 == 0, HK * DK, 0)
     b_a1 = tl.zeros([64, 64], tl.float32)
-    for i_d in range(2):
-        o_d = i_d * 64 + tl.arange(0, 64)
+    for i_d in range(4):
+        o_d = i_d * 32 + tl.arange(0, 32)
         m_d = o_d < DK
         b_s = tl.load(p_s + o_d[None, :], mask=m_v[:, None] & m_d[None, :], other=0.0)
         # q and k are exact in bf16: two terms of the state keep products at float32 grade
@@ -818,7 +818,7 @@ def _accepted(nodes, live, i_b):
 
 @triton.jit
 def _state_at(b_s, last, parents, p_gates, p_keys, p_u, o_v, m_v):
-    """e^{lp_a} S + sum over the path of e^{lp_a - lp_j} u_j k_j^T, from the node up -> [B_V, DK]."""
+    """e^{lp_a} S + sum over the path of e^{lp_a - lp_j} u_j k_j^T, from the node up: [B_V, DK]."""
     o_d = tl.arange(0, 128)
     m_d = o_d < DK
     b_sum = tl.zeros([64, 128], tl.float32)
@@ -1024,11 +1024,13 @@ def verify(
     x [B, T, C]: pre-convolution rows q|k|v, unit last stride.  a, b [B, T, Hv], any strides.
     conv_weight [C, W], conv_bias [C] or None.  A_log, dt_bias [Hv].  state [slots, Hv, dv, dk] and
     conv_state [slots, C, W-1] (oldest first) are only read.  slots [B], negative = padded row.
-    live [B, T] bool, prefix-closed.  Dead and padded rows give zeros.
+    live [B, T] bool, prefix-closed, None = all.  Dead and padded rows give zeros.
     Raises ValueError, before any launch, for a wrong shape, dtype, device or stride.
     """
     if _checks(factors):
-        _expect("x", x, (None, None, 8192), (MODULE.dtype,), None, (None, None, 1))
+        _expect("slots", slots, (None,), _INTEGERS, None)
+        shape = (slots.shape[0], None, 8192)
+        _expect("x", x, shape, (MODULE.dtype,), None, (None, None, 1))
         _expect("conv_weight", conv_weight, (8192, 4), (MODULE.dtype,), x.device, (4, 1))
         if conv_bias is not None:
             _expect("conv_bias", conv_bias, (8192,), (MODULE.dtype,), x.device, (1,))
@@ -1070,8 +1072,9 @@ def verify_qkv(
     stride; everything else as in verify().
     """
     if _checks(factors):
-        unit = (None, None, None, 1)
-        _expect("q", q, (None, None, 16, 128), (MODULE.dtype,), None, unit)
+        _expect("slots", slots, (None,), _INTEGERS, None)
+        shape, unit = (slots.shape[0], None, 16, 128), (None, None, None, 1)
+        _expect("q", q, shape, (MODULE.dtype,), None, unit)
         _expect("k", k, q.shape, (MODULE.dtype,), q.device, unit)
         _expect("v", v, (*q.shape[:2], 32, 128), (MODULE.dtype,), q.device, unit)
     return _verify(
@@ -1089,7 +1092,7 @@ def _verify(q, k, v, gate, conv, pool, options):
     """Both verifies: q, k, v are (tensor, batch, node and head stride)."""
     a, b, A_log, dt_bias = gate
     state, slots, f, layer = pool
-    parents, live, out, schedule = options
+    _, live, out, _ = options
     batch, n = q[0].shape[:2]
     if f.check:
         _check_verify(q[0], n, gate, conv[2], pool, options)
@@ -1225,7 +1228,7 @@ def _checks(factors):
     """Whether arguments are checked; that factors came from this module's allocate() always is."""
     if not isinstance(factors, Factors):
         raise ValueError(
-            f"factors: expected what allocate() of {MODULE.name} gave, got {type(factors).__name__}"
+            f"factors: expected those of allocate() of {MODULE.name}, got {type(factors).__name__}"
         )
     return factors.check
 
@@ -1268,7 +1271,7 @@ def _check_verify(x, n, gate, conv_state, pool, options):
         raise ValueError(f"schedule: expected one of {MODULE.schedules}, got {schedule!r}")
     if device.type == "cpu" and not triton.knobs.runtime.interpret:
         raise ValueError(
-            f"{rows}: expected a GPU tensor, or TRITON_INTERPRET=1 before triton is imported; got {device}"
+            f"{rows}: expected a GPU tensor, or TRITON_INTERPRET=1 from the start, got {device}"
         )
     if batch > f.batch or f.rows.device != device:
         raise ValueError(
@@ -1292,6 +1295,8 @@ def _check_verify(x, n, gate, conv_state, pool, options):
     if out is not None:
         shape = (batch, n, 32, 128)
         _expect("out", out, shape, (MODULE.dtype,), device, (None, None, None, 1))
+        if n * out.stride(1) >= 1 << 31:
+            raise ValueError(f"out: expected a node stride below 2^31 / {n}, got {out.stride(1)}")
     if live is not None:
         _expect("live", live, (batch, n), (torch.bool,), device)
     if parents is not None:

@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16; 16 columns of G
-digest    5af0bee8b0db5769
+digest    1509cec9748970b4
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -66,7 +66,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="5af0bee8b0db5769",
+    digest="1509cec9748970b4",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -282,17 +282,21 @@ def _convolve(
 
 
 @triton.jit
-def _keep(weight, bias, kept, i_r):
-    """Convolution weights and bias of 256 channels, for commit to replay with."""
-    o_c = i_r * 256 + tl.arange(0, 256)
-    m_c = o_c < C
-    for i_w in tl.static_range(W):
-        b_w = tl.load(weight + o_c * W + i_w, mask=m_c, other=0.0)
-        tl.store(kept + o_c * (W + 1) + i_w, b_w, mask=m_c)
-    b_w = tl.zeros([256], tl.bfloat16)
-    if bias is not None:
-        b_w = tl.load(bias + o_c, mask=m_c, other=0.0)
-    tl.store(kept + o_c * (W + 1) + W, b_w, mask=m_c)
+def _keep(weight, bias, kept, i_r, i_t, i_b):
+    """Convolution weights and bias of 256 channels, for commit to replay with.
+
+    Once for all rows: by the first, even where that is padded.
+    """
+    if (i_t == 0) & (i_b == 0):
+        o_c = i_r * 256 + tl.arange(0, 256)
+        m_c = o_c < C
+        for i_w in tl.static_range(W):
+            b_w = tl.load(weight + o_c * W + i_w, mask=m_c, other=0.0)
+            tl.store(kept + o_c * (W + 1) + i_w, b_w, mask=m_c)
+        b_bias = tl.zeros([256], tl.bfloat16)
+        if bias is not None:
+            b_bias = tl.load(bias + o_c, mask=m_c, other=0.0)
+        tl.store(kept + o_c * (W + 1) + W, b_bias, mask=m_c)
 
 
 @triton.jit
@@ -479,10 +483,8 @@ def prepare_gdn_chain8_d8(
     """
     i_r, i_t, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     slot = tl.load(slots + i_b).to(tl.int64)
-    # once for all rows, by the first even where it is padded
     if CONVOLVE:
-        if (i_t == 0) & (i_b == 0):
-            _keep(weight, bias, kept, i_r)
+        _keep(weight, bias, kept, i_r, i_t, i_b)
     if (slot < 0) & (i_r < HK + HV):
         return
     o_n = i_t * 8 + tl.arange(0, 8)
@@ -645,7 +647,7 @@ def solve_gdn_chain8_d8(
 ):
     """U and O of one value tile: state products, nested polynomial, readout.
 
-    Grid (DV / 64, Hv, B).  X <- R - G X runs on the tile, 8 times.
+    Grid (DV / 64, Hv, B).  X <- R - G X runs on the tile: 8 times.
     """
     i_v, i_h, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     i_k = i_h // 2
@@ -673,8 +675,8 @@ def solve_gdn_chain8_d8(
     m_kq0 = o_n < 9
     o_kq0 = o_n * C + tl.where(o_c % 2 == 0, HK * DK, 0)
     b_a0 = tl.zeros([64, 32], tl.float32)
-    for i_d in range(2):
-        o_d = i_d * 64 + tl.arange(0, 64)
+    for i_d in range(4):
+        o_d = i_d * 32 + tl.arange(0, 32)
         m_d = o_d < DK
         b_s = tl.load(p_s + o_d[None, :], mask=m_v[:, None] & m_d[None, :], other=0.0)
         # q and k are exact in bf16: two terms of the state keep products at float32 grade
@@ -771,7 +773,7 @@ def _commit_state(
     m_v,
     CONVOLVED: tl.constexpr,
 ):
-    """Run the recurrence along the accepted path from the kept rows; store at `track` and the end."""
+    """Run the recurrence along the accepted path from kept rows; store at `track` and the end."""
     o_d = tl.arange(0, 128)
     m_d = o_d < DK
     o_k = c_k + o_d
@@ -1023,11 +1025,13 @@ def verify(
     x [B, T, C]: pre-convolution rows q|k|v, unit last stride.  a, b [B, T, Hv], any strides.
     conv_weight [C, W], conv_bias [C] or None.  A_log, dt_bias [Hv].  state [slots, Hv, dv, dk] and
     conv_state [slots, C, W-1] (oldest first) are only read.  slots [B], negative = padded row.
-    live [B, T] bool, prefix-closed.  Dead and padded rows give zeros.
+    live [B, T] bool, prefix-closed, None = all.  Dead and padded rows give zeros.
     Raises ValueError, before any launch, for a wrong shape, dtype, device or stride.
     """
     if _checks(factors):
-        _expect("x", x, (None, None, 8192), (MODULE.dtype,), None, (None, None, 1))
+        _expect("slots", slots, (None,), _INTEGERS, None)
+        shape = (slots.shape[0], None, 8192)
+        _expect("x", x, shape, (MODULE.dtype,), None, (None, None, 1))
         _expect("conv_weight", conv_weight, (8192, 4), (MODULE.dtype,), x.device, (4, 1))
         if conv_bias is not None:
             _expect("conv_bias", conv_bias, (8192,), (MODULE.dtype,), x.device, (1,))
@@ -1069,8 +1073,9 @@ def verify_qkv(
     stride; everything else as in verify().
     """
     if _checks(factors):
-        unit = (None, None, None, 1)
-        _expect("q", q, (None, None, 16, 128), (MODULE.dtype,), None, unit)
+        _expect("slots", slots, (None,), _INTEGERS, None)
+        shape, unit = (slots.shape[0], None, 16, 128), (None, None, None, 1)
+        _expect("q", q, shape, (MODULE.dtype,), None, unit)
         _expect("k", k, q.shape, (MODULE.dtype,), q.device, unit)
         _expect("v", v, (*q.shape[:2], 32, 128), (MODULE.dtype,), q.device, unit)
     return _verify(
@@ -1088,7 +1093,7 @@ def _verify(q, k, v, gate, conv, pool, options):
     """Both verifies: q, k, v are (tensor, batch, node and head stride)."""
     a, b, A_log, dt_bias = gate
     state, slots, f, layer = pool
-    parents, live, out, schedule = options
+    _, live, out, _ = options
     batch, n = q[0].shape[:2]
     if f.check:
         _check_verify(q[0], n, gate, conv[2], pool, options)
@@ -1224,7 +1229,7 @@ def _checks(factors):
     """Whether arguments are checked; that factors came from this module's allocate() always is."""
     if not isinstance(factors, Factors):
         raise ValueError(
-            f"factors: expected what allocate() of {MODULE.name} gave, got {type(factors).__name__}"
+            f"factors: expected those of allocate() of {MODULE.name}, got {type(factors).__name__}"
         )
     return factors.check
 
@@ -1267,7 +1272,7 @@ def _check_verify(x, n, gate, conv_state, pool, options):
         raise ValueError(f"schedule: expected one of {MODULE.schedules}, got {schedule!r}")
     if device.type == "cpu" and not triton.knobs.runtime.interpret:
         raise ValueError(
-            f"{rows}: expected a GPU tensor, or TRITON_INTERPRET=1 before triton is imported; got {device}"
+            f"{rows}: expected a GPU tensor, or TRITON_INTERPRET=1 from the start, got {device}"
         )
     if batch > f.batch or f.rows.device != device:
         raise ValueError(
@@ -1291,6 +1296,8 @@ def _check_verify(x, n, gate, conv_state, pool, options):
     if out is not None:
         shape = (batch, n, 32, 128)
         _expect("out", out, shape, (MODULE.dtype,), device, (None, None, None, 1))
+        if n * out.stride(1) >= 1 << 31:
+            raise ValueError(f"out: expected a node stride below 2^31 / {n}, got {out.stride(1)}")
     if live is not None:
         _expect("live", live, (batch, n), (torch.bool,), device)
     if parents is not None:

@@ -8,7 +8,7 @@ layer     heads 30:30, dims 96:192, convolution 4, activations bf16, state bf16
 numerics  contract fp32; state exact in bf16; solve and readout tf32x3
 factors   replay, 23280 bytes a node (a state snapshot: 2280960)
 solver    horner; blocks of 16; 16 columns of G
-digest    c5f76160d129ba96
+digest    158225dd755b9fd8
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -66,7 +66,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="c5f76160d129ba96",
+    digest="158225dd755b9fd8",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -296,17 +296,21 @@ def _convolve(
 
 
 @triton.jit
-def _keep(weight, bias, kept, i_r):
-    """Convolution weights and bias of 256 channels, for commit to replay with."""
-    o_c = i_r * 256 + tl.arange(0, 256)
-    m_c = o_c < C
-    for i_w in tl.static_range(W):
-        b_w = tl.load(weight + o_c * W + i_w, mask=m_c, other=0.0)
-        tl.store(kept + o_c * (W + 1) + i_w, b_w, mask=m_c)
-    b_w = tl.zeros([256], tl.bfloat16)
-    if bias is not None:
-        b_w = tl.load(bias + o_c, mask=m_c, other=0.0)
-    tl.store(kept + o_c * (W + 1) + W, b_w, mask=m_c)
+def _keep(weight, bias, kept, i_r, i_t, i_b):
+    """Convolution weights and bias of 256 channels, for commit to replay with.
+
+    Once for all rows: by the first, even where that is padded.
+    """
+    if (i_t == 0) & (i_b == 0):
+        o_c = i_r * 256 + tl.arange(0, 256)
+        m_c = o_c < C
+        for i_w in tl.static_range(W):
+            b_w = tl.load(weight + o_c * W + i_w, mask=m_c, other=0.0)
+            tl.store(kept + o_c * (W + 1) + i_w, b_w, mask=m_c)
+        b_bias = tl.zeros([256], tl.bfloat16)
+        if bias is not None:
+            b_bias = tl.load(bias + o_c, mask=m_c, other=0.0)
+        tl.store(kept + o_c * (W + 1) + W, b_bias, mask=m_c)
 
 
 @triton.jit
@@ -493,10 +497,8 @@ def prepare_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
     """
     i_r, i_t, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     slot = tl.load(slots + i_b).to(tl.int64)
-    # once for all rows, by the first even where it is padded
     if CONVOLVE:
-        if (i_t == 0) & (i_b == 0):
-            _keep(weight, bias, kept, i_r)
+        _keep(weight, bias, kept, i_r, i_t, i_b)
     if (slot < 0) & (i_r < HK + HV):
         return
     o_n = i_t * 8 + tl.arange(0, 8)
@@ -659,7 +661,7 @@ def solve_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
 ):
     """U and O of one value tile: state products, nested polynomial, readout.
 
-    Grid (DV / 64, Hv, B).  X <- R - G X runs on the tile, 5 times.
+    Grid (DV / 64, Hv, B).  X <- R - G X runs on the tile: 5 times.
     """
     i_v, i_h, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     i_k = i_h // 1
@@ -687,8 +689,8 @@ def solve_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
     m_kq0 = o_n < T
     o_kq0 = o_n * C + tl.where(o_c % 2 == 0, HK * DK, 0)
     b_a0 = tl.zeros([64, 32], tl.float32)
-    for i_d in range(2):
-        o_d = i_d * 64 + tl.arange(0, 64)
+    for i_d in range(4):
+        o_d = i_d * 32 + tl.arange(0, 32)
         m_d = o_d < DK
         b_s = tl.load(p_s + o_d[None, :], mask=m_v[:, None] & m_d[None, :], other=0.0)
         p_b = p_kq + o_kq0[None, :] + o_d[:, None]
@@ -781,7 +783,7 @@ def _commit_state(
     m_v,
     CONVOLVED: tl.constexpr,
 ):
-    """Run the recurrence along the accepted path from the kept rows; store at `track` and the end."""
+    """Run the recurrence along the accepted path from kept rows; store at `track` and the end."""
     o_d = tl.arange(0, 128)
     m_d = o_d < DK
     o_k = c_k + o_d
@@ -1033,11 +1035,13 @@ def verify(
     x [B, T, C]: pre-convolution rows q|k|v, unit last stride.  a, b [B, T, Hv], any strides.
     conv_weight [C, W], conv_bias [C] or None.  A_log, dt_bias [Hv].  state [slots, Hv, dv, dk] and
     conv_state [slots, C, W-1] (oldest first) are only read.  slots [B], negative = padded row.
-    live [B, T] bool, prefix-closed.  Dead and padded rows give zeros.
+    live [B, T] bool, prefix-closed, None = all.  Dead and padded rows give zeros.
     Raises ValueError, before any launch, for a wrong shape, dtype, device or stride.
     """
     if _checks(factors):
-        _expect("x", x, (None, None, 11520), (MODULE.dtype,), None, (None, None, 1))
+        _expect("slots", slots, (None,), _INTEGERS, None)
+        shape = (slots.shape[0], None, 11520)
+        _expect("x", x, shape, (MODULE.dtype,), None, (None, None, 1))
         _expect("conv_weight", conv_weight, (11520, 4), (MODULE.dtype,), x.device, (4, 1))
         if conv_bias is not None:
             _expect("conv_bias", conv_bias, (11520,), (MODULE.dtype,), x.device, (1,))
@@ -1079,8 +1083,9 @@ def verify_qkv(
     stride; everything else as in verify().
     """
     if _checks(factors):
-        unit = (None, None, None, 1)
-        _expect("q", q, (None, None, 30, 96), (MODULE.dtype,), None, unit)
+        _expect("slots", slots, (None,), _INTEGERS, None)
+        shape, unit = (slots.shape[0], None, 30, 96), (None, None, None, 1)
+        _expect("q", q, shape, (MODULE.dtype,), None, unit)
         _expect("k", k, q.shape, (MODULE.dtype,), q.device, unit)
         _expect("v", v, (*q.shape[:2], 30, 192), (MODULE.dtype,), q.device, unit)
     return _verify(
@@ -1098,7 +1103,7 @@ def _verify(q, k, v, gate, conv, pool, options):
     """Both verifies: q, k, v are (tensor, batch, node and head stride)."""
     a, b, A_log, dt_bias = gate
     state, slots, f, layer = pool
-    parents, live, out, schedule = options
+    _, live, out, _ = options
     batch, n = q[0].shape[:2]
     if f.check:
         _check_verify(q[0], n, gate, conv[2], pool, options)
@@ -1234,7 +1239,7 @@ def _checks(factors):
     """Whether arguments are checked; that factors came from this module's allocate() always is."""
     if not isinstance(factors, Factors):
         raise ValueError(
-            f"factors: expected what allocate() of {MODULE.name} gave, got {type(factors).__name__}"
+            f"factors: expected those of allocate() of {MODULE.name}, got {type(factors).__name__}"
         )
     return factors.check
 
@@ -1277,7 +1282,7 @@ def _check_verify(x, n, gate, conv_state, pool, options):
         raise ValueError(f"schedule: expected one of {MODULE.schedules}, got {schedule!r}")
     if device.type == "cpu" and not triton.knobs.runtime.interpret:
         raise ValueError(
-            f"{rows}: expected a GPU tensor, or TRITON_INTERPRET=1 before triton is imported; got {device}"
+            f"{rows}: expected a GPU tensor, or TRITON_INTERPRET=1 from the start, got {device}"
         )
     if batch > f.batch or f.rows.device != device:
         raise ValueError(
@@ -1301,6 +1306,8 @@ def _check_verify(x, n, gate, conv_state, pool, options):
     if out is not None:
         shape = (batch, n, 30, 192)
         _expect("out", out, shape, (MODULE.dtype,), device, (None, None, None, 1))
+        if n * out.stride(1) >= 1 << 31:
+            raise ValueError(f"out: expected a node stride below 2^31 / {n}, got {out.stride(1)}")
     if live is not None:
         _expect("live", live, (batch, n), (torch.bool,), device)
     if parents is not None:

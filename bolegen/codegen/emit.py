@@ -32,7 +32,7 @@ TEMPLATES = (
     "checks",
 )
 _NO_DIGEST = "0" * 16
-_WIDTH = 88
+_WIDTH = 83
 
 
 @dataclass(frozen=True)

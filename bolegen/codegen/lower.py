@@ -139,7 +139,7 @@ def _blocks(plan: TreePlan) -> dict[str, object]:
         "columns": columns,
         "blocks": blocks,
         "unrolled": _UNROLLED,
-        "steps_doc": applied or "never: no node has an ancestor in its block",
+        "steps_doc": applied or "no node has an ancestor in its block",
     }
 
 

@@ -185,7 +185,9 @@ def test_factors_of_another_module_are_refused_even_unchecked(m: ModuleType, r: 
     factors = build("any:9", depth=2, conv=3).allocate(2, 1, "cpu")
     factors.check = False
     for run in (r.verify, r.verify_qkv, lambda m, factors: r.commit(m, factors, [0, 0])):
-        with pytest.raises(ValueError, match=r"factors: expected what allocate\(\) of gdn_any9"):
+        with pytest.raises(
+            ValueError, match=r"factors: expected those of allocate\(\) of gdn_any9"
+        ):
             run(m, factors)
 
 

@@ -33,7 +33,7 @@ def tile_values(plan: TreePlan) -> TreePlan:
         b_n=8,
         b_r=min(32, min(block.rows for block in plan.blocks)),
         b_v=b_v,
-        b_k=min(64 if small else 32, d_k),
+        b_k=min(32, d_k),
         warps_factor=1,
         stages=2,
         maxnreg=cap,

@@ -1,0 +1,257 @@
+"""Emitted text: deterministic, formatted, self-contained, and as long as the plan says."""
+
+import ast
+import os
+import subprocess
+import sys
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bolegen.codegen import EmittedModule, compile_plan, compile_template, plan_template
+from bolegen.codegen.emit import digest_of, write_module
+from bolegen.ir import (
+    DType,
+    LayerSpec,
+    Precision,
+    Solver,
+    Tiling,
+    TreePlan,
+    find_target,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = LayerSpec(key_heads=1, value_heads=3, d_k=16, d_v=48)
+LONG = "parents:[-1," + ",".join(str(i // 3) for i in range(299)) + "]"
+SPREAD: dict[str, dict[str, Any]] = {
+    "root": {"template": "chain:0"},
+    "9b": {"template": "(3,3,3)", "depth": 8},
+    "9b-pku": {"template": "(3,3,3)", "spec": LayerSpec(factors="pku")},
+    "chain": {"template": "chain:8"},
+    "star": {"template": "(500)", "spec": SMALL},
+    "runtime": {"template": "any:64", "depth": 8, "spec": LayerSpec(factors="pku")},
+    "wide-runtime": {"template": "any:512", "depth": 20, "spec": SMALL},
+    "random": {"template": LONG, "spec": replace(SMALL, dtype=DType.FP32, conv=2)},
+    "deep": {"template": "chain:100", "spec": replace(SMALL, dtype=DType.FP16)},
+    "levels": {"template": "(2,2,2)", "solver": Solver.LEVELS},
+    "odd": {
+        "template": "(5,2)",
+        "spec": LayerSpec(key_heads=3, value_heads=1023, d_k=96, d_v=200),
+    },
+    "bf16-state": {
+        "template": "(2,2)",
+        "spec": LayerSpec(state_dtype=DType.BF16, d_k=256, d_v=512, contract="tf32"),
+    },
+    "target": {"template": "(3,3)", "target": find_target("gfx942"), "depth": 511},
+}
+
+
+@cache
+def emitted(name: str) -> EmittedModule:
+    return compile_template(**SPREAD[name])
+
+
+def calls(node: ast.AST, name: str) -> list[ast.Call]:
+    return [n for n in ast.walk(node) if isinstance(n, ast.Call) and ast.unparse(n.func) == name]
+
+
+def kernel(module: EmittedModule, kind: str) -> ast.FunctionDef:
+    tree = ast.parse(module.text)
+    functions = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
+    return next(f for f in functions if f.name == f"{kind}_{module.name}")
+
+
+def test_every_process_emits_the_same_text() -> None:
+    some = [("(3,3,3)", 8), ("any:64", 8), (LONG, None)]
+    code = (
+        "from bolegen.codegen import compile_template\n"
+        f"print(*(compile_template(text, depth=depth).digest for text, depth in {some}))"
+    )
+    runs = set()
+    for seed in ("0", "1", "4242"):
+        environment = dict(os.environ, PYTHONHASHSEED=seed)
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        )
+        runs.add(done.stdout)
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_compiling_twice_gives_the_same(name: str) -> None:
+    again = compile_template(**SPREAD[name])
+    assert (again.text, again.digest) == (emitted(name).text, emitted(name).digest)
+    assert digest_of(again.text) == again.digest
+    assert again.text.count(again.digest) == 2
+
+
+def test_emitted_modules_are_formatted_and_free_of_lint(tmp_path: Path) -> None:
+    for name in SPREAD:
+        write_module(emitted(name), tmp_path)
+    ruff = [sys.executable, "-m", "ruff"]
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
+    for command in (["format", "--check", "--diff"], ["check"]):
+        done = subprocess.run([*ruff, *command, *config], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_headers_have_one_height() -> None:
+    heights = {}
+    for name in SPREAD:
+        docstring = ast.parse(emitted(name).text).body[0]
+        heights[name] = docstring.end_lineno
+    assert len(set(heights.values())) == 1, heights
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_a_module_needs_torch_triton_and_the_standard_library(name: str) -> None:
+    tree = ast.parse(emitted(name).text)
+    found = {
+        alias.name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    } | {
+        str(node.module).partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert {"torch", "triton"} <= found
+    assert found - {"torch", "triton"} <= sys.stdlib_module_names
+
+
+CHANGED: dict[str, Any] = {
+    "key_heads": 8,
+    "value_heads": 64,
+    "d_k": 64,
+    "d_v": 256,
+    "conv": 3,
+    "dtype": DType.FP16,
+    "state_dtype": DType.BF16,
+    "factors": "pku",
+    "contract": "tf32",
+}
+
+
+def bare(module: EmittedModule) -> str:
+    """The text without its name and digest."""
+    return module.text.replace(module.name, "NAME").replace(module.digest, "")
+
+
+def test_every_field_of_the_layer_shows_in_name_and_text() -> None:
+    # mixer has one value so far
+    assert {field.name for field in fields(LayerSpec)} == {*CHANGED, "mixer"}
+    modules = [emitted("9b")]
+    for name, value in CHANGED.items():
+        changed = replace(LayerSpec(), **{name: value})
+        modules.append(compile_template("(3,3,3)", changed, depth=8))
+    assert len({m.name for m in modules}) == len(modules)
+    assert len({bare(m) for m in modules}) == len(modules)
+
+
+def test_template_depth_solver_and_target_show_in_the_name() -> None:
+    options: list[dict[str, Any]] = [
+        {"template": "(3,3,3)", "depth": 8},
+        {"template": "(3,3,3)", "depth": 9},
+        {"template": "(3,3,2)", "depth": 8},
+        {"template": "chain:8", "depth": 8},
+        {"template": "any:40", "depth": 8},
+        {"template": "any:40", "depth": 9},
+        {"template": "any:41", "depth": 8},
+        {"template": "parents:[-1,0,0,1]", "depth": 8},
+        {"template": "parents:[-1,0,0,2]", "depth": 8},
+        {"template": "(3,3,3)", "depth": 8, "target": find_target("sm_90")},
+        *({"template": "(3,3,3)", "depth": 8, "solver": solver} for solver in Solver),
+    ]
+    modules = [compile_template(**given) for given in options]
+    assert len({m.name for m in modules}) == len(modules)
+    assert len({m.digest for m in modules}) == len(modules)
+    assert all(m.name.isidentifier() for m in modules)
+
+
+def numbers_of(value: Any) -> dict[str, Any]:
+    """Another legal value for every field of a precision or a tiling."""
+    other: dict[str, Any] = {}
+    for field in fields(value):
+        now = getattr(value, field.name)
+        if isinstance(now, bool):
+            other[field.name] = not now
+        elif isinstance(now, int):
+            other[field.name] = 1 if field.name == "state_terms" else 2 * now
+        else:
+            other[field.name] = "ieee"
+    return other
+
+
+@pytest.mark.parametrize("part", ["precision", "tiling"])
+def test_every_decision_of_the_plan_shows_in_the_digest(part: str) -> None:
+    plan = plan_template("(3,3,3)", depth=8)
+    known = getattr(plan, part)
+    assert isinstance(known, (Precision, Tiling))
+    digests = {compile_plan(plan).digest}
+    for name, value in numbers_of(known).items():
+        changed: dict[str, Any] = {part: replace(known, **{name: value})}
+        digest = compile_plan(replace(plan, **changed)).digest
+        assert digest not in digests, f"{part}.{name} = {value} changes nothing"
+        digests.add(digest)
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_the_polynomial_is_nested_and_never_summed(name: str) -> None:
+    """X <- R - G X keeps R as what is added; adding to X, or squaring G, loses all digits."""
+    for kind in ("factor", "solve"):
+        for node in ast.walk(kernel(emitted(name), kind)):
+            for call in calls(node, "tl.dot") if isinstance(node, ast.stmt) else []:
+                left, right = (ast.unparse(arg) for arg in call.args)
+                assert left != right, "a matrix times itself"
+            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+                continue
+            target = ast.unparse(node.targets[0])
+            operands = [ast.unparse(arg) for arg in node.value.args]
+            added = [ast.unparse(k.value) for k in node.value.keywords if k.arg == "acc"]
+            if ast.unparse(node.value.func) == "tl.dot" and target in operands:
+                assert target not in added, f"{target} is summed up"
+    assert "b_g @" not in emitted(name).text
+
+
+def planned_dots(plan: TreePlan) -> tuple[int, int]:
+    """tl.dot calls of factor and solve, a loop counted once."""
+    solve, terms = 0, max(1, plan.precision.state_terms)
+    for block in plan.blocks:
+        solve += terms
+        earlier = [other for other in plan.columns if other.start < block.start]
+        solve += 2 * sum(meets(plan, block.nodes, other.nodes) for other in earlier)
+        if block.column and block.steps:
+            unrolled = block.steps if block.steps <= 16 else 1
+            solve += 1 + (1 if block.inverted else unrolled)
+    inverted = sum(block.inverted for block in plan.columns)
+    return 2 * len(plan.columns) + inverted, solve
+
+
+def meets(plan: TreePlan, nodes: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    """Whether a node of the first has an ancestor among the others."""
+    if plan.tree.parents is None:
+        return True
+    above = {a for n in nodes if n >= 0 for a in plan.tree.path(n)[:-1]}
+    return not above.isdisjoint(others)
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_products_are_as_many_as_planned(name: str) -> None:
+    module = emitted(name)
+    found = tuple(len(calls(kernel(module, kind), "tl.dot")) for kind in ("factor", "solve"))
+    assert found == planned_dots(module.plan)
+
+
+def test_a_tree_of_three_levels_needs_two_products_with_g() -> None:
+    # 13 nodes with descendants lie two levels deep; the leaves are read off once
+    plan = plan_template("(3,3,3)", depth=8)
+    assert plan.steps == 3
+    assert [(block.rows, block.column, block.steps) for block in plan.blocks] == [
+        (16, True, 2),
+        (32, False, 0),
+    ]
