@@ -92,6 +92,8 @@ def _build(module: ModuleType, kernel: Kernel, target: Target) -> KernelReport:
             constants[(i,)] = emitted_dot(module, target)
     source = ASTSource(getattr(module, kernel.name), signature, constants, aligned)
     options = {"num_warps": kernel.warps, "num_stages": kernel.stages, "enable_fp_fusion": True}
+    if kernel.maxnreg is not None and target.backend == "cuda":
+        options["maxnreg"] = kernel.maxnreg
     try:
         built = compile(
             source, target=GPUTarget(target.backend, target.arch, target.warp), options=options
