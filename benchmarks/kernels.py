@@ -1,3 +1,4 @@
+# mypy: allow-untyped-calls
 """Time the checked-in modules kernel by kernel: correctness first, then microseconds a layer.
 
 ``python benchmarks/kernels.py`` appends one JSON line a module and batch to docs/kernels.jsonl.

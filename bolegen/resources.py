@@ -31,8 +31,9 @@ Limits of shared memory: {limits}.
 {spills}
 """
 
-_WHY = """A solve of bf16 operands is capped at 128 or 168 registers, so that four or three programs
-share a multiprocessor (`Tiling.maxnreg`); what spills under the cap costs less than that gives.
+_WHY = """A solve of bf16 operands is capped at 128 or 168 registers, so that four or three
+programs share a multiprocessor (`Tiling.maxnreg`); what spills under the cap costs less than
+that gives.
 What spills:
 
 """
