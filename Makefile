@@ -19,7 +19,7 @@ HOUSE := pyproject.toml .ci/constraints.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test fmt lint types layers check generated unit unit36 aot gpu clean
+.PHONY: help demo test fmt lint types layers check generated unit unit36 aot gpu bench clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,10 @@ gpu: export PYTHONPATH := .:runtime
 gpu: ## the tests that need a GPU, then docs/validation.md
 	@$(PYTHON) -m pytest -m gpu -W default
 	@$(PYTHON) benchmarks/validate.py
+
+bench: export PYTHONPATH := .:runtime
+bench: ## times of each kernel on this GPU, into docs/kernels.md
+	@$(PYTHON) benchmarks/kernels.py
 
 clean: ## remove caches and builds; the environments stay
 	@rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -1,8 +1,9 @@
 # mypy: allow-untyped-calls
 """Time the checked-in modules kernel by kernel: correctness first, then microseconds a layer.
 
-``python benchmarks/kernels.py`` appends one JSON line a module and batch to docs/kernels.jsonl.
-Times are ours alone, for the log of what was changed; they say nothing about other verifiers.
+``python benchmarks/kernels.py`` writes one JSON line a module and batch to docs/kernels.jsonl,
+and from that file the table of docs/kernels.md (``--render`` alone does the latter). Times are
+ours alone, for the log of what was changed; they say nothing about other verifiers.
 One CUDA graph holds a verify on each of several states, so that the L2 cache serves none.
 """
 
@@ -35,14 +36,42 @@ def main() -> None:
     """Every checked-in module at every batch; stops at the first that breaks the contract."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "docs/kernels.jsonl")
+    parser.add_argument("--render", action="store_true", help="only write the table")
     options = parser.parse_args()
-    with options.out.open("a", encoding="utf-8") as file:
-        for emitted in compile_all():
-            m = import_module(emitted)
-            for batch in _BATCHES:
-                record = _versions() | _measure(m, batch)
-                print(json.dumps(record), flush=True)
-                file.write(json.dumps(record) + "\n")
+    if not options.render:
+        with options.out.open("w", encoding="utf-8") as file:
+            for emitted in compile_all():
+                m = import_module(emitted)
+                for batch in _BATCHES:
+                    record = _versions() | _measure(m, batch)
+                    print(json.dumps(record), flush=True)
+                    file.write(json.dumps(record) + "\n")
+    records = [json.loads(line) for line in options.out.read_text("utf-8").splitlines()]
+    options.out.with_suffix(".md").write_text(_render(records), "utf-8")
+
+
+def _render(records: list[dict[str, Any]]) -> str:
+    """The table for people."""
+    first = records[0]
+    where = f"{first['device']}, torch {first['torch']}, Triton {first['triton']}"
+    lines = [
+        "# What each kernel costs",
+        "",
+        f"Microseconds a layer on {where}.",
+        "Written by `make bench`, after each module had passed the exactness contract.",
+        "The whole of verify is the median of CUDA-graph replays over rotating states, with the",
+        "least and the most; kernels are timed one by one.",
+        "These are our own times, to see what a change does. Nothing here is a speed-up.",
+        "",
+        "| module | B | verify | least to most | " + " | ".join(_STAGES) + " |",
+        "| --- | --- | --- | --- |" + " --- |" * len(_STAGES),
+    ]
+    for record in records:
+        low, high = record["spread_us"]
+        kernels = [str(record["kernels_us"].get(stage, "")) for stage in _STAGES]
+        cells = [record["module"], record["batch"], record["verify_us"], f"{low} to {high}"]
+        lines.append(f"| {' | '.join(map(str, [*cells, *kernels]))} |")
+    return "\n".join(lines) + "\n"
 
 
 def _versions() -> dict[str, Any]:

@@ -32,8 +32,8 @@ Limits of shared memory: {limits}.
 """
 
 _WHY = """A solve of bf16 operands is capped at 128 or 168 registers, so that four or three
-programs share a multiprocessor (`Tiling.maxnreg`); what spills under the cap costs less than
-that gives.
+programs share a multiprocessor (`Tiling.maxnreg`); the few values that do not fit under the cap
+are the price of that.
 What spills:
 
 """

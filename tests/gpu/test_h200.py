@@ -184,9 +184,11 @@ def test_nodes_past_two_to_the_31() -> None:
     far = r.with_clones()
     for name in ("x", "a", "b"):
         setattr(far, name, far_apart(getattr(r, name)[0], 1, 1 << 28)[None])
+    assert far.x.stride(2) * 9 > 1 << 31
+    assert same_bits(far.verify(m, poison(factors)), want)
     out = far_apart(torch.zeros_like(want), 1, 1 << 28)
-    assert out.stride(1) * 9 > 1 << 31
-    assert same_bits(far.verify(m, poison(factors), out=out), want)
+    with pytest.raises(ValueError, match="out: expected a node stride below"):
+        far.verify(m, factors, out=out)
 
 
 @pytest.mark.parametrize("state_dtype", [DType.FP32, DType.BF16])

@@ -217,7 +217,9 @@ def test_one_commit_for_all_layers(layout: str, strided: bool) -> None:
         judge(m, r, was, factors, [4, 2], layer=layer, qkv=qkv).assert_within()
 
 
-def test_layers_may_be_verified_in_any_order_and_again(m: ModuleType) -> None:
+@pytest.mark.parametrize("kind", ["static-replay", "runtime-pku"])
+def test_layers_may_be_verified_in_any_order_and_again(kind: str) -> None:
+    m = build(**KINDS[kind])
     r = nine_nodes(m, layers=2)
     states = []
     for order in ((0, 1), (1, 0, 1, 0)):

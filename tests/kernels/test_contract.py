@@ -170,12 +170,12 @@ def test_a_chain_uses_its_whole_depth(solver: Solver, depth: int) -> None:
     play(m, make_round(m, batch=1), [depth]).assert_within()
 
 
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(st.data())
 def test_any_tree_with_any_live_part(data: st.DataObject) -> None:
-    tree = data.draw(trees(20))
+    tree = data.draw(trees(14))
     layout = data.draw(st.sampled_from(["replay", "pku"]))
-    template = data.draw(st.sampled_from(["any:20", spell_template(tree)]))
+    template = data.draw(st.sampled_from(["any:14", spell_template(tree)]))
     m = build(template, depth=19, factors=layout)
     parents = list(tree.parents or ())
     r = make_round(m, batch=1, trees=[parents], seed=data.draw(st.integers(0, 99)))

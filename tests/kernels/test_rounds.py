@@ -1,11 +1,9 @@
 """Many rounds on the same slots: nothing drifts, nothing is left behind."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-from triton.runtime import interpreter
 
 from bolegen.ir import DType
 from support.drift import History, play_rounds
@@ -15,18 +13,7 @@ from support.rounds import build, make_round
 ROUNDS = 256
 
 
-@pytest.fixture
-def no_overflow_checks() -> Iterator[None]:
-    """The interpreter asserts that integers do not overflow, a third of its time."""
-    builder = interpreter.interpreter_builder
-    was = builder.options
-    builder.options = replace(was, sanitize_overflow=False)
-    yield
-    builder.options = was
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_overflow_checks")
 @pytest.mark.parametrize(
     ("template", "state_dtype", "layout"),
     [("chain:1", DType.FP32, "replay"), ("(2,1)", DType.BF16, "pku")],

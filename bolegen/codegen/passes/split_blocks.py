@@ -10,6 +10,7 @@ __all__ = ["split_blocks"]
 
 _ROW = 16  # smallest side of a tensor-core product
 _MOST_LEVEL_BLOCKS = 32
+_DEEPEST_HORNER = 32  # products nested in one block
 
 
 def split_blocks(plan: TreePlan) -> TreePlan:
@@ -52,7 +53,8 @@ def _groups(plan: TreePlan) -> list[tuple[int, ...]]:
 
 def _largest(plan: TreePlan) -> int:
     if plan.solver is not Solver.SUBSTITUTION:
-        return 64
+        # nested intermediates grow like 2.9^steps with beta near 2: docs/theory.md, fact 1
+        return 64 if plan.solver is Solver.LEVELS or plan.steps <= _DEEPEST_HORNER else 32
     return 16 if plan.tree.nodes <= 128 else 32
 
 
