@@ -294,9 +294,9 @@ def install() -> None:
     ti.InterpreterBuilder.get_bf16 = lambda self, value: _narrow(self.get_fp32(value))
     precisions = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
     # integers wrap as in compiled code; to assert that none does is 40 % of the time
-    ti.interpreter_builder.options = dataclasses.replace(
-        ti.interpreter_builder.options,
-        allowed_dot_input_precisions=precisions,
-        sanitize_overflow=False,
-    )
+    changes: dict[str, Any] = {
+        "allowed_dot_input_precisions": precisions,
+        "sanitize_overflow": False,
+    }
+    ti.interpreter_builder.options = dataclasses.replace(ti.interpreter_builder.options, **changes)
     ti.bolegen_installed = True
