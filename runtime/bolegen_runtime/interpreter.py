@@ -292,11 +292,9 @@ def install() -> None:
         setattr(owner, name, mend(getattr(owner, name)))
     # 3.6 lacks it, and a bf16 tensor times 2.0 fails
     ti.InterpreterBuilder.get_bf16 = lambda self, value: _narrow(self.get_fp32(value))
-    precisions = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
-    # integers wrap as in compiled code; to assert that none does is 40 % of the time
-    changes: dict[str, Any] = {
-        "allowed_dot_input_precisions": precisions,
-        "sanitize_overflow": False,
-    }
-    ti.interpreter_builder.options = dataclasses.replace(ti.interpreter_builder.options, **changes)
+    ti.interpreter_builder.options = dataclasses.replace(
+        ti.interpreter_builder.options,
+        allowed_dot_input_precisions=("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6"),
+        sanitize_overflow=False,  # compiled code wraps as well; asserting is 40 % of the time
+    )
     ti.bolegen_installed = True

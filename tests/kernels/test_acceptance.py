@@ -28,11 +28,21 @@ KINDS: dict[str, dict[str, Any]] = {
     "runtime-replay": {"template": "any:12", "depth": 5},
     "runtime-pku": {"template": "any:12", "depth": 5, "factors": "pku"},
 }
+every_kind = pytest.mark.parametrize("m", KINDS, indirect=True)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["static-pku", "runtime-replay"], scope="module")
 def m(request: pytest.FixtureRequest) -> ModuleType:
-    return build(**KINDS[request.param])
+    return build(value_heads=1, **KINDS[request.param])
+
+
+@pytest.fixture(scope="module")
+def ready(m: ModuleType) -> tuple[Any, Round]:
+    """Factors after a verify of slots 4 and 1 of 7; commit only reads them."""
+    r = nine_nodes(m, slots=7)
+    r.slots = torch.tensor([4, 1])
+    factors, was = verified(m, r)
+    return factors, was
 
 
 def nine_nodes(m: ModuleType, batch: int = 2, **options: Any) -> Round:
@@ -56,14 +66,17 @@ def assert_untouched(r: Round, was: Round) -> None:
     assert same_bits(r.conv_state, was.conv_state)
 
 
+@every_kind
 @pytest.mark.parametrize(
     "last",
     [[-1, -1], [9, 17], [1 << 20, -(1 << 20)], [1 << 40, -(1 << 40)], [-2, 1 << 62]],
     ids=str,
 )
-def test_nothing_accepted_writes_nothing(m: ModuleType, last: list[int]) -> None:
-    r = nine_nodes(m)
-    factors, was = verified(m, r)
+def test_nothing_accepted_writes_nothing(
+    m: ModuleType, ready: tuple[Any, Round], last: list[int]
+) -> None:
+    factors, was = ready
+    r = was.with_clones()
     r.commit(m, factors, last)
     assert_untouched(r, was)
 
@@ -77,12 +90,14 @@ def test_a_dead_node_writes_nothing(m: ModuleType) -> None:
     assert_untouched(r, was)
 
 
+@every_kind
 @pytest.mark.parametrize("node", range(9))
-def test_every_node_as_the_last_one(node: int) -> None:
-    # of two layouts: paths that are no dense prefix, [0, 2, 5], and the root alone
-    for layout in ("replay", "pku"):
-        m = build("parents:[-1,0,0,1,1,2,3,3,6]", factors=layout, value_heads=1)
-        play(m, nine_nodes(m, batch=1), [node]).assert_within()
+def test_every_node_as_the_last_one(m: ModuleType, ready: tuple[Any, Round], node: int) -> None:
+    # among them paths that are no dense prefix, [0, 2, 5], and the root alone
+    factors, was = ready
+    r = was.with_clones()
+    r.commit(m, factors, [node, 8 - node])
+    judge(m, r, was, factors, [node, 8 - node]).assert_within()
 
 
 @pytest.mark.parametrize("layout", ["replay", "pku"])
@@ -124,30 +139,31 @@ TRACKS = {
 }
 
 
+@every_kind
 @pytest.mark.parametrize("node", TRACKS.values(), ids=TRACKS.keys())
-def test_tracked_ancestors(m: ModuleType, node: int) -> None:
-    r = nine_nodes(m, slots=7)
-    r.slots = torch.tensor([4, 1])
+def test_tracked_ancestors(m: ModuleType, ready: tuple[Any, Round], node: int) -> None:
     last, tracked = [8, 6], [node, 1]
-    factors, was = verified(m, r)
+    factors, was = ready
+    r = was.with_clones()
     options = {"track_slots": torch.tensor([2, 6]), "track_node": torch.tensor(tracked)}
     r.commit(m, factors, last, **options)
     judge(m, r, was, factors, last, tracks=[(2, node), (6, 1)]).assert_within()
 
 
+@every_kind
 @pytest.mark.parametrize("slots", [[-1, -1], [4, 1], [-5, 2]])
-def test_tracked_slots_that_are_none_or_the_row_s_own(m: ModuleType, slots: list[int]) -> None:
-    r = nine_nodes(m, slots=7)
-    r.slots = torch.tensor([4, 1])
-    factors, was = verified(m, r)
+def test_tracked_slots_that_are_none_or_the_row_s_own(
+    m: ModuleType, ready: tuple[Any, Round], slots: list[int]
+) -> None:
+    factors, was = ready
+    r = was.with_clones()
     r.commit(m, factors, [8, 6], track_slots=torch.tensor(slots), track_node=torch.tensor([3, 3]))
     judge(m, r, was, factors, [8, 6], tracks=[(slots[0], 3), (slots[1], 3)]).assert_within()
 
 
-def test_tracking_changes_no_bit_of_the_commit(m: ModuleType) -> None:
-    r = nine_nodes(m, slots=7)
-    r.slots = torch.tensor([4, 1])
-    factors, plain = verified(m, r)
+def test_tracking_changes_no_bit_of_the_commit(m: ModuleType, ready: tuple[Any, Round]) -> None:
+    factors, was = ready
+    r, plain = was.with_clones(), was.with_clones()
     plain.commit(m, factors, [8, -1])
     track = {"track_slots": torch.tensor([0, 6]), "track_node": torch.tensor([0, 0])}
     r.commit(m, factors, [8, -1], **track)
@@ -186,8 +202,8 @@ def test_commit_wants_windows_exactly_after_verify(m: ModuleType, convolved: boo
     assert_untouched(r, was)
 
 
-@pytest.mark.parametrize("live", [[1, 8, 1, 5], [9, 1, 3, 7]])
-def test_every_request_has_its_own_number_of_nodes(m: ModuleType, live: list[int]) -> None:
+def test_every_request_has_its_own_number_of_nodes(m: ModuleType) -> None:
+    live = [1, 8, 1, 5]
     r = nine_nodes(m, batch=4, slots=5)
     r.live = torch.arange(9)[None, :] < torch.tensor(live)[:, None]
     play(m, r, [n - 1 for n in live]).assert_within()
@@ -219,7 +235,7 @@ def test_one_commit_for_all_layers(layout: str, strided: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["static-replay", "runtime-pku"])
 def test_layers_may_be_verified_in_any_order_and_again(kind: str) -> None:
-    m = build(**KINDS[kind])
+    m = build(value_heads=1, **KINDS[kind])
     r = nine_nodes(m, layers=2)
     states = []
     for order in ((0, 1), (1, 0, 1, 0)):
@@ -239,7 +255,7 @@ def test_an_empty_batch(m: ModuleType) -> None:
     for room in (0, 2):
         factors = m.allocate(room, 1, "cpu")
         for run in (empty.verify, empty.verify_qkv):
-            assert run(m, factors).shape == (0, 9, 2, 16)
+            assert run(m, factors).shape == (0, 9, 1, 16)
             empty.commit(m, factors, [])
         track = torch.empty(0, dtype=torch.int64)
         empty.commit(m, factors, [], track_slots=track, track_node=track)

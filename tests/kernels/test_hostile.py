@@ -1,18 +1,21 @@
 """Operands that hide nothing: parallel keys, decays that vanish, gates of every size, zeros."""
 
 import math
+from functools import partial
 from types import ModuleType
 
 import pytest
 import torch
 
 from bolegen.ir import DType
-from support.rounds import Round, build, make_round, play
+from support.rounds import Round, make_round, play
+from support.rounds import build as build_heads
 
 TREE = [-1, 0, 0, 1, 1, 2, 3, 3, 6]
 TREE_TEMPLATE = "parents:[-1,0,0,1,1,2,3,3,6]"
 LAYOUTS = ["replay", "pku"]
 INF = math.inf
+build = partial(build_heads, value_heads=1)
 
 
 def align_keys(m: ModuleType, r: Round, cosine: float) -> None:

@@ -16,9 +16,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "runtime-pku": {"template": "any:12", "depth": 5, "factors": "pku"},
 }
 NAN = float("nan")
+every_kind = pytest.mark.parametrize("m", KINDS, indirect=True)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["static-pku", "runtime-replay"], scope="module")
 def m(request: pytest.FixtureRequest) -> ModuleType:
     return build(**KINDS[request.param])
 
@@ -45,6 +46,7 @@ def assert_same(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...]) 
         assert same_bits(a, b)
 
 
+@every_kind
 def test_runs_repeat_on_any_memory(m: ModuleType) -> None:
     r = nine_nodes(m)
     once = outcome(m, r, [8, 5])
@@ -70,6 +72,7 @@ def test_alone_or_among_mates(m: ModuleType) -> None:
         assert same_bits(got[2][0, slot], window[0, slot])
 
 
+@every_kind
 def test_nan_in_dead_nodes_changes_no_bit(m: ModuleType) -> None:
     r = nine_nodes(m)
     # the first node of a dead branch, leaves, and all but the root
@@ -83,6 +86,7 @@ def test_nan_in_dead_nodes_changes_no_bit(m: ModuleType) -> None:
     play(m, r, [6, 0]).assert_within()
 
 
+@every_kind
 def test_nan_in_padded_rows_and_other_slots_changes_no_bit(m: ModuleType) -> None:
     r = nine_nodes(m, batch=3, slots=6)
     r.slots = torch.tensor([-1, 0, 5])
@@ -218,7 +222,8 @@ def test_pools_with_any_slot_and_layer_pitch(m: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_integers_of_either_width(m: ModuleType, dtype: torch.dtype) -> None:
+def test_integers_of_either_width(dtype: torch.dtype) -> None:
+    m = build(**KINDS["runtime-replay"])
     r = nine_nodes(m)
     clean = outcome(m, r, [8, 5])
     r.slots = r.slots.to(dtype)
