@@ -11,6 +11,7 @@ __all__ = ["NOTATIONS", "parse_template", "slug", "spell_template"]
 
 NOTATIONS = '"(3,3,3)", "chain:8", "parents:[-1,0,0,1]", "file:tree.json" or "any:64"'
 _MAX_TEXT = 8192
+_LONGEST_SLUG = 40  # characters; a file name has to hold it
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
@@ -55,7 +56,7 @@ def spell_template(tree: TreeTemplate) -> str:
 def slug(tree: TreeTemplate) -> str:
     """A short name of ``tree`` that is legal in a Python identifier: 3x3x3, chain8, any64."""
     text = spell_template(tree)
-    if text.startswith("parents"):
+    if text.startswith("parents") or len(text) > _LONGEST_SLUG:
         return f"tree{tree.nodes}_{tree.digest}"
     return text.strip("()").replace(",", "x").replace(":", "")
 

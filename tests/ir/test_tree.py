@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -238,3 +239,8 @@ def test_the_deepest_tree_needs_no_recursion() -> None:
         sys.setrecursionlimit(limit)
     assert plan.spans is not None
     assert plan.spans[511] == (511, 511)
+
+
+def test_a_long_branching_still_has_a_short_name() -> None:
+    name = slug(parse_template("(2" + ",1" * 121 + ")"))
+    assert re.fullmatch(r"tree245_[0-9a-f]{8}", name)
