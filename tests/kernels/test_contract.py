@@ -17,7 +17,7 @@ from support.strategies import live_masks, trees
 BUSHY = [-1, 0, 0, 1, 1, 2, 3, 3, 6]
 OPTIONS: dict[str, list[Any]] = {
     "heads": [(1, 1), (2, 4), (2, 6), (1, 4), (1, 8), (3, 3)],
-    "dims": [(16, 16), (32, 80), (80, 112), (96, 192), (192, 32)],
+    "dims": [(16, 16), (32, 80), (112, 80), (96, 192)],
     "template": ["chain:4", "(2,2)", "(7)", f"parents:{BUSHY}".replace(" ", ""), "any:9"],
     "dtype": list(DType),
     "conv": [2, 3, 4],
