@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    a2a0de79838f0f49
+digest    dbf41285b998c562
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -107,7 +107,7 @@ MODULE = Module(
     contract="fp32",
     factors="pku",
     schedules=("tiled",),
-    digest="a2a0de79838f0f49",
+    digest="dbf41285b998c562",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -656,7 +656,10 @@ def factor_gdn_3x3x3_d8_pku(
         b_chi = tl.load(p_dec + o_m, mask=m_c, other=0.0)
         b_clo = tl.load(p_dec + HV * T + o_m, mask=m_c, other=0.0)
         b_crk = tl.load(p_vec + o_m, mask=m_c, other=0.0)
-        b_d = _exp(b_hi[None, :] - b_chi[:, None], b_lo[None, :] - b_clo[:, None])
+        b_d = b_hi[None, :] - b_chi[:, None]
+        # never positive, but for a dead node below a live one: its own sum is 0
+        b_d = tl.where(b_d > 0.0, 0.0, b_d)
+        b_d = _exp(b_d, b_lo[None, :] - b_clo[:, None])
         b_d = tl.where(m_anc, b_d, 0.0) * b_crk[:, None]
         b_g = -(b_kk * b_d) * b_gate[None, :]
         # the block's own rows: the nested polynomial on the identity, for every value tile

@@ -45,7 +45,7 @@ def tile_values(plan: TreePlan) -> TreePlan:
 def _smem(plan: TreePlan, b_v: int) -> int:
     """Operands of one product staged at once, in bytes: an upper estimate for the solve."""
     rows = max(block.rows for block in plan.blocks)
-    b_k = min(64, _power(plan.spec.d_k))
+    b_k = min(32, _power(plan.spec.d_k))
     state = b_k * 2 * rows * plan.spec.dtype.bytes + b_v * b_k * 4
     solve = rows * rows * 4 + b_v * rows * 4
     return 2 * max(state, solve)
