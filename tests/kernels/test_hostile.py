@@ -65,6 +65,18 @@ def test_decays_that_underflow_along_the_path(rate: float, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("template", ["chain:8", "chain:20", "any:9"])
+def test_dead_nodes_below_strong_decays(template: str, layout: str) -> None:
+    # a dead node has no sum of its own: no ratio may be formed against a live ancestor's
+    m = build(template, depth=20, factors=layout)
+    nodes = m.MODULE.nodes
+    trees = [list(range(-1, nodes - 1))]
+    r = make_round(m, batch=1, trees=trees, log_rate=(3.0, 3.0), step=4.0)
+    r.live = torch.arange(nodes)[None] < 5
+    play(m, r, [4]).assert_within()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_long_sums_of_log_decays_lose_nothing(layout: str) -> None:
     # the first nodes take the sum to about -400, the rest hardly decay at all
     m = build("chain:16", factors=layout, dtype=DType.FP32)
