@@ -1,0 +1,146 @@
+# mypy: allow-untyped-calls
+"""Who competes in a case, and the compilation of all of them ahead, in parallel processes."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from functools import cache, partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from benchmarks import offline
+from benchmarks.cases import Case
+from benchmarks.operands import STATES, Operands, draw_operands
+from benchmarks.peers.calls import CONV_MAX_NODES, Commit, Replay, Serial
+from benchmarks.peers.flashinfer import FlashInfer
+from benchmarks.reference import Exact, solve_exactly
+from benchmarks.systems import Ours, System
+from benchmarks.timing import count_sets
+from benchmarks.traffic import traffic
+from support.rounds import import_module
+
+__all__ = ["build_ahead", "build_task", "draw", "list_tasks", "ours", "peers"]
+
+# cases that one process builds, and whether it builds ours or the peers' side of them
+Task = tuple[tuple[Case, ...], bool]
+# a system and the case's reference, made when they are needed and freed after
+Entry = Callable[[], System]
+
+
+def draw(case: Case, device: str) -> Operands:
+    """Operands of enough layers: all of them for a commit, else what outgrows the L2 cache."""
+    shape = case.shape
+    head_bytes = shape.d_v * shape.d_k * STATES[case.state].itemsize
+    sets = count_sets(case.batch * shape.value_heads * head_bytes)
+    return draw_operands(case, shape.layers if case.suite == "commit" else sets, device)
+
+
+def ours(case: Case, r: Operands) -> tuple[Ours, list[Entry]]:
+    """Our module on a case, and what of it is timed."""
+    mine = Ours(import_module(case.compile()), r, _remember(r))
+    if case.suite == "commit":
+        return mine, [mine.commit]
+    entries: list[Entry] = [mine.verify, mine.verify_qkv]
+    if case.suite == "verify" and not case.runtime:
+        entries += [partial(traffic, r, deltas=deltas) for deltas in (False, True)]
+    return mine, entries
+
+
+def peers(case: Case, r: Operands, flashinfer: Path | None = None) -> Iterator[Entry]:
+    """The peers of a case; none where one with the same tree compiled in has them already.
+
+    ``flashinfer`` is a library that holds its kernels.
+    """
+    if case.suite == "commit":
+        yield Commit(r).commit
+    if case.suite != "verify" or case.runtime:
+        return
+    serial = Serial(r, _remember(r))
+    yield serial.solve
+    if len(r.parents) <= CONV_MAX_NODES:
+        yield from (serial.core, serial.convolution)
+    if case.chain and case.state == "fp32":
+        for held in (0, 8):
+            replay = Replay(serial, held)
+            yield from (replay.solve, replay.core)
+        if flashinfer is not None:
+            yield FlashInfer(serial, flashinfer).solve
+
+
+def _remember(r: Operands) -> Callable[[int], Exact]:
+    return cache(partial(solve_exactly, r))
+
+
+def list_tasks(cases: Iterable[Case]) -> list[Task]:
+    """What can be built apart: our module for all batches at once, each peer by batch."""
+    groups: dict[Any, list[Case]] = {}
+    alone = []
+    for case in cases:
+        groups.setdefault((case.suite, case.model, case.tree, case.state), []).append(case)
+        if case.suite != "scaling" and not case.runtime:
+            alone.append(case)
+    # the longest first: SGLang's convolution is unrolled over the nodes
+    alone.sort(key=lambda case: len(case.parents) > CONV_MAX_NODES)
+    return [((case,), False) for case in alone] + [(tuple(g), True) for g in groups.values()]
+
+
+def build_ahead(cases: Iterable[Case], workers: int, limit_s: float) -> Iterator[dict[str, Any]]:
+    """Run every system once in other processes, so that Triton's cache holds all kernels.
+
+    Yields a record of seconds for each task. What is not ready within ``limit_s`` is left.
+    """
+    if workers < 1:
+        return
+    pool = ProcessPoolExecutor(min(workers, os.cpu_count() or 1), mp_context=get_context("spawn"))
+    tasks = [pool.submit(build_task, task, "cuda") for task in list_tasks(cases)]
+    try:
+        for done in as_completed(tasks, timeout=limit_s):
+            yield from done.result()
+    except TimeoutError:
+        print("compare: not everything was compiled ahead in time", file=sys.stderr)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def build_task(task: Task, device: str) -> list[dict[str, Any]]:
+    """Build one task; a failure is a record too."""
+    cases, mine = task
+    records = []
+    for case in cases:
+        record: dict[str, Any] = {"kind": "compile", "case": case.key, "ours": mine}
+        try:
+            record |= _build(case, mine, device)
+        except Exception as error:  # what fails here fails again, with its name, when timed
+            record["error"] = f"{type(error).__name__}: {error}"[:300]
+        records.append(record)
+    return records
+
+
+def _build(case: Case, mine: bool, device: str) -> dict[str, Any]:
+    start = time.monotonic()
+    record: dict[str, Any] = {}
+    if mine:
+        emitted = case.compile()
+        record = {"text_s": round(time.monotonic() - start, 3), "module": emitted.name}
+    r = draw_operands(case, 1, device)
+    if device == "cpu" and not triton.knobs.runtime.interpret:
+        r = replace(r, state=offline.claim_cuda(r.state)) if not mine else r
+    seconds = {}
+    for entry in ours(case, r)[1] if mine else peers(case, r):
+        start = time.monotonic()
+        system = entry()
+        system.run(0)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds[system.name] = round(time.monotonic() - start, 2)
+    if device == "cuda":
+        del r, system, entry
+        torch.cuda.empty_cache()
+    return record | {"build_s": seconds}

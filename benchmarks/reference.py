@@ -1,0 +1,97 @@
+"""What a verifier must give, in float64 on the device, and how far from it an answer may lie.
+
+The recurrence is that of ``bolegen.oracle``, node by node; a test holds the two together. It is
+written again because numpy would need minutes for the largest cases.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.operands import Operands, split_rows
+
+__all__ = ["LIMIT", "Exact", "over_contract", "over_relative", "solve_exactly"]
+
+LIMIT = 5e-6  # docs/theory.md, in norms over a head
+_CHUNK_BYTES = 8 << 30
+
+
+@dataclass(frozen=True)
+class Exact:
+    """One layer: o [B, T, Hv, dv], state [B, Hv, dv, dk] and window [B, C, W-1] at ``last``."""
+
+    o: torch.Tensor
+    state: torch.Tensor
+    window: torch.Tensor
+
+
+def solve_exactly(r: Operands, layer: int) -> Exact:
+    """The recurrence over the rounded rows of one layer."""
+    shape = r.case.shape
+    node_bytes = shape.value_heads * shape.d_v * shape.d_k * 8
+    rows = max(1, _CHUNK_BYTES // (len(r.parents) * node_bytes))
+    parts = [_solve(r, layer, slice(at, at + rows)) for at in range(0, r.case.batch, rows)]
+    o, state = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Exact(o, state, _window(r, layer))
+
+
+def over_contract(got: torch.Tensor, exact: torch.Tensor, dims: tuple[int, ...]) -> float:
+    """Largest error over the contract's limit; norms are taken over ``dims``."""
+    once = torch.linalg.vector_norm(exact.to(got.dtype).double() - exact, dim=dims)
+    limit = LIMIT * torch.linalg.vector_norm(exact, dim=dims)
+    if got.dtype != torch.float32:
+        limit = torch.maximum(limit, 1.1 * once)
+    return _worst(torch.linalg.vector_norm(got.double() - exact, dim=dims), limit)
+
+
+def over_relative(
+    got: torch.Tensor, exact: torch.Tensor, dims: tuple[int, ...], limit: float
+) -> float:
+    """Largest relative error over ``limit``."""
+    size = torch.linalg.vector_norm(exact, dim=dims)
+    return _worst(torch.linalg.vector_norm(got.double() - exact, dim=dims), limit * size)
+
+
+def _worst(error: torch.Tensor, limit: torch.Tensor) -> float:
+    ratio = torch.where(error == 0, error, error / limit)  # exactly right, whatever the limit
+    return float(ratio.nan_to_num(nan=torch.inf, posinf=torch.inf).max())
+
+
+def _solve(r: Operands, layer: int, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    ratio = r.case.shape.value_heads // r.case.shape.key_heads
+    q, k, v = (part.double() for part in split_rows(r.case, r.rows[layer, rows]))
+    q, k = (
+        part.repeat_interleave(ratio, 2) for part in (_unit(q) * q.shape[-1] ** -0.5, _unit(k))
+    )
+    step = r.a[layer, rows].double() + r.dt_bias.double()
+    decay = torch.exp(-torch.exp(r.A_log.double()) * torch.nn.functional.softplus(step))
+    write = torch.sigmoid(r.b[layer, rows].double())
+    pool = r.state[layer, r.slots[rows].long()].double()
+    o, states = torch.empty_like(v), pool.new_empty(len(r.parents), *pool.shape)
+    for node, parent in enumerate(r.parents):
+        state = states[node]
+        torch.mul(pool if parent < 0 else states[parent], decay[:, node, :, None, None], out=state)
+        seen = (state @ k[:, node, :, :, None])[..., 0]
+        u = write[:, node, :, None] * (v[:, node] - seen)
+        state += u[..., :, None] * k[:, node, :, None, :]
+        o[:, node] = (state @ q[:, node, :, :, None])[..., 0]
+    last = r.last[rows]
+    return o, states[last, torch.arange(len(last), device=last.device)]
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
+def _window(r: Operands, layer: int) -> torch.Tensor:
+    """The committed windows after the path to the accepted nodes."""
+    windows = []
+    for row, node in enumerate(r.last.tolist()):
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = r.parents[node]
+        before = r.windows[layer, int(r.slots[row])]
+        history = torch.cat([before, r.x[layer, row, path[::-1]].T], 1)
+        windows.append(history[:, -before.shape[1] :])
+    return torch.stack(windows)

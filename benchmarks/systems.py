@@ -1,0 +1,119 @@
+"""What is timed: systems that run on the operands of a case, each with a judge; ours first."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from benchmarks.operands import Operands, split_rows
+from benchmarks.reference import Exact, over_contract
+
+__all__ = ["Ours", "System"]
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class System:
+    """One contestant.
+
+    ``run(i)`` runs layer i and gives its output; ``judge(i, output)`` gives error over limit by
+    quantity, from the output and from whatever else the run left; ``prepare`` makes a judged
+    run see the operands as drawn. ``layers`` is how many layers one run covers.
+    """
+
+    name: str
+    run: Callable[[int], torch.Tensor]
+    judge: Callable[[int, torch.Tensor], dict[str, float]]
+    prepare: Callable[[], None] = _nothing
+    layers: int = 1
+
+
+class Ours:
+    """A generated module on the operands of a case."""
+
+    def __init__(self, module: ModuleType, r: Operands, exact: Callable[[int], Exact]) -> None:
+        self.module, self.r, self.exact = module, r, exact
+        batch, device = r.case.batch, r.x.device
+        self.factors: Any = module.allocate(batch, r.sets, device)
+        self.factors.check = False  # the operands are right by construction
+        shape = r.case.shape
+        self.out = r.x.new_empty(r.sets, batch, len(r.parents), shape.value_heads, shape.d_v)
+        given = torch.tensor([r.parents] * batch, dtype=torch.int32, device=device)
+        self.parents = given if r.case.runtime else None
+        self.qkv = split_rows(r.case, r.rows)
+
+    def verify(self) -> System:
+        """Everything, the convolution included."""
+        return System("ours.core", self._verify, self._judge, self._poison)
+
+    def verify_qkv(self) -> System:
+        """Factors and solve on convolved rows."""
+        return System("ours.solve", self._verify_qkv, self._judge, self._poison)
+
+    def commit(self) -> System:
+        """All layers' states and windows in one launch; the factors are made by ``verify``."""
+        r = self.r
+        self.drawn = r.state.clone(), r.windows.clone()
+        self.pools = r.state.clone(), r.windows.clone()
+        for layer in range(r.sets):
+            self._verify(layer)
+        return System("ours.commit", self._commit, self._judge_commit, self._restore, r.sets)
+
+    def _verify(self, i: int) -> torch.Tensor:
+        r = self.r
+        out: torch.Tensor = self.module.verify(
+            r.x[i], r.a[i], r.b[i], r.weight, r.A_log, r.dt_bias, r.state[i], r.windows[i],
+            r.slots, self.factors, layer=i, parents=self.parents, out=self.out[i],
+        )  # fmt: skip
+        return out
+
+    def _verify_qkv(self, i: int) -> torch.Tensor:
+        r = self.r
+        out: torch.Tensor = self.module.verify_qkv(
+            *(part[i] for part in self.qkv), r.a[i], r.b[i], r.A_log, r.dt_bias, r.state[i],
+            r.slots, self.factors, layer=i, parents=self.parents, out=self.out[i],
+        )  # fmt: skip
+        return out
+
+    def _poison(self) -> None:
+        """NaN in the output and in all memory of the round."""
+        self.out.fill_(torch.nan)
+        for tensor in vars(self.factors).values():
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                tensor.fill_(torch.nan)
+
+    def _judge(self, i: int, out: torch.Tensor) -> dict[str, float]:
+        """The output, and the state and window that the factors commit."""
+        r, exact = self.r, self.exact(i)
+        state = r.state[: i + 1].clone()
+        windows = None if self.factors.convolved else r.windows[: i + 1].clone()
+        self.module.commit(self.factors, state, windows, r.slots, r.last)
+        found = {"o": over_contract(out, exact.o, (1, 3))}
+        return found | self._judge_pools(i, state, windows)
+
+    def _judge_pools(
+        self, i: int, state: torch.Tensor, windows: torch.Tensor | None
+    ) -> dict[str, float]:
+        exact, slots = self.exact(i), self.r.slots.long()
+        found = {"state": over_contract(state[i, slots], exact.state, (2, 3))}
+        if windows is not None:
+            same = torch.equal(windows[i, slots], exact.window)
+            found["window"] = 0.0 if same else torch.inf
+        return found
+
+    def _commit(self, _: int) -> torch.Tensor:
+        state, windows = self.pools
+        self.module.commit(self.factors, state, windows, self.r.slots, self.r.last)
+        return state
+
+    def _restore(self) -> None:
+        for pool, drawn in zip(self.pools, self.drawn, strict=True):
+            pool.copy_(drawn)
+
+    def _judge_commit(self, _: int, __: torch.Tensor) -> dict[str, float]:
+        return self._judge_pools(self.r.sets - 1, *self.pools)
