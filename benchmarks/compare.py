@@ -129,14 +129,14 @@ class _Run:
 
     def _contest(self, case: Case) -> Iterator[dict[str, Any]]:
         r = contest.draw(case, "cuda")
-        common = _common(case, r)
-        mine, entries = contest.ours(case, r)
+        common, exact = _common(case, r), contest.remember(r)
+        mine, entries = contest.ours(case, r, exact)
         sets = 1 if case.suite == "commit" else r.sets
         for entry in entries:
             system = entry()
             yield common | self._time(system, sets) | _about_ours(mine, system, r, self.about)
         del mine, entries, entry, system
-        for entry in contest.peers(case, r, self.flashinfer):
+        for entry in contest.peers(case, r, exact, self.flashinfer):
             yield common | self._time(entry(), sets)
 
     def _time(self, system: System, sets: int) -> dict[str, Any]:

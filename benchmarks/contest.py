@@ -5,7 +5,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, TimeoutError, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import cache, partial
 from multiprocessing import get_context
@@ -26,12 +27,13 @@ from benchmarks.timing import count_sets
 from benchmarks.traffic import traffic
 from support.rounds import import_module
 
-__all__ = ["build_ahead", "build_task", "draw", "list_tasks", "ours", "peers"]
+__all__ = ["build_ahead", "build_task", "draw", "list_tasks", "ours", "peers", "remember"]
 
 # cases that one process builds, and whether it builds ours or the peers' side of them
 Task = tuple[tuple[Case, ...], bool]
-# a system and the case's reference, made when they are needed and freed after
+# a system, made when its turn comes
 Entry = Callable[[], System]
+Reference = Callable[[int], Exact]
 
 
 def draw(case: Case, device: str) -> Operands:
@@ -42,9 +44,9 @@ def draw(case: Case, device: str) -> Operands:
     return draw_operands(case, shape.layers if case.suite == "commit" else sets, device)
 
 
-def ours(case: Case, r: Operands) -> tuple[Ours, list[Entry]]:
+def ours(case: Case, r: Operands, exact: Reference) -> tuple[Ours, list[Entry]]:
     """Our module on a case, and what of it is timed."""
-    mine = Ours(import_module(case.compile()), r, _remember(r))
+    mine = Ours(import_module(case.compile()), r, exact)
     if case.suite == "commit":
         return mine, [mine.commit]
     entries: list[Entry] = [mine.verify, mine.verify_qkv]
@@ -53,7 +55,9 @@ def ours(case: Case, r: Operands) -> tuple[Ours, list[Entry]]:
     return mine, entries
 
 
-def peers(case: Case, r: Operands, flashinfer: Path | None = None) -> Iterator[Entry]:
+def peers(
+    case: Case, r: Operands, exact: Reference, flashinfer: Path | None = None
+) -> Iterator[Entry]:
     """The peers of a case; none where one with the same tree compiled in has them already.
 
     ``flashinfer`` is a library that holds its kernels.
@@ -62,7 +66,7 @@ def peers(case: Case, r: Operands, flashinfer: Path | None = None) -> Iterator[E
         yield Commit(r).commit
     if case.suite != "verify" or case.runtime:
         return
-    serial = Serial(r, _remember(r))
+    serial = Serial(r, exact)
     yield serial.solve
     if len(r.parents) <= CONV_MAX_NODES:
         yield from (serial.core, serial.convolution)
@@ -74,7 +78,8 @@ def peers(case: Case, r: Operands, flashinfer: Path | None = None) -> Iterator[E
             yield FlashInfer(serial, flashinfer).solve
 
 
-def _remember(r: Operands) -> Callable[[int], Exact]:
+def remember(r: Operands) -> Reference:
+    """The reference of a layer, computed when it is first asked for."""
     return cache(partial(solve_exactly, r))
 
 
@@ -103,6 +108,8 @@ def build_ahead(cases: Iterable[Case], workers: int, limit_s: float) -> Iterator
     try:
         for done in as_completed(tasks, timeout=limit_s):
             yield from done.result()
+    except BrokenProcessPool:
+        print("compare: a process that compiled ahead died", file=sys.stderr)
     except TimeoutError:
         print("compare: not everything was compiled ahead in time", file=sys.stderr)
     finally:
@@ -132,8 +139,8 @@ def _build(case: Case, mine: bool, device: str) -> dict[str, Any]:
     r = draw_operands(case, 1, device)
     if device == "cpu" and not triton.knobs.runtime.interpret:
         r = replace(r, state=offline.claim_cuda(r.state)) if not mine else r
-    seconds = {}
-    for entry in ours(case, r)[1] if mine else peers(case, r):
+    seconds, exact = {}, remember(r)
+    for entry in ours(case, r, exact)[1] if mine else peers(case, r, exact):
         start = time.monotonic()
         system = entry()
         system.run(0)

@@ -12,7 +12,7 @@ from benchmarks.render import Lines
 __all__ = ["draw_all"]
 
 # the same bytes for the same numbers
-_STYLE = {"svg.hashsalt": "bolegen", "svg.fonttype": "none", "font.size": 9}
+_STYLE: Any = {"svg.hashsalt": "bolegen", "svg.fonttype": "none", "font.size": 9}
 _MODEL = {"model": "9B", "state": "fp32"}
 
 
