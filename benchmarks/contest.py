@@ -91,9 +91,16 @@ def list_tasks(cases: Iterable[Case]) -> list[Task]:
         groups.setdefault((case.suite, case.model, case.tree, case.state), []).append(case)
         if case.suite != "scaling" and not case.runtime:
             alone.append(case)
-    # the longest first: SGLang's convolution is unrolled over the nodes
-    alone.sort(key=lambda case: len(case.parents) > CONV_MAX_NODES)
-    return [((case,), False) for case in alone] + [(tuple(g), True) for g in groups.values()]
+    tasks = [((case,), False) for case in alone] + [(tuple(g), True) for g in groups.values()]
+    return sorted(tasks, key=_weight, reverse=True)
+
+
+def _weight(task: Task) -> int:
+    """Roughly how long a task takes: the longest should start first."""
+    (case, *_), mine = task
+    nodes = len(case.parents)
+    # of the peers' kernels only the tree convolution takes long, unrolled over the nodes
+    return nodes if mine or not (case.chain or nodes > CONV_MAX_NODES) else 0
 
 
 def build_ahead(cases: Iterable[Case], workers: int, limit_s: float) -> Iterator[dict[str, Any]]:
