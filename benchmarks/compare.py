@@ -98,32 +98,41 @@ class _Run:
     def play(self, cases: list[Case]) -> int:
         """Compile ahead, take the ceiling, then case by case."""
         self.about = describe()
-        for record in contest.build_ahead(cases, self.workers, 0.6 * self._left()):
-            self._write(record)
+        late = self._build_ahead(cases)
         spin_up()
         copy = copy_seconds(lambda run: replay_times(run).median_us * 1e-6)
         self.about["copy_TBps"] = round(1e-12 / copy, 3)
         self._write({"kind": "ceiling"})
         for case in cases:
-            if self._left() < 0:
-                self._write({"kind": "skipped", "case": case.key, "error": "out of time"})
+            if self._left() < 0 or case.key in late:
+                why = "not compiled in time" if case.key in late else "out of time"
+                self._write({"kind": "skipped", "case": case.key, "error": why})
                 continue
             self._case(case)
             torch.cuda.empty_cache()
         return int(self.wrong > 0)
 
+    def _build_ahead(self, cases: list[Case]) -> set[str]:
+        """Compile in other processes; the cases that were not ready in time."""
+        tasks = contest.list_tasks(cases) if self.workers else []
+        waiting = {(case.key, mine) for group, mine in tasks for case in group}
+        for record in contest.build_ahead(tasks, self.workers, 0.6 * self._left()):
+            waiting.discard((record["case"], record["ours"]))
+            self._write(record)
+        return {key for key, _ in waiting}
+
     def _case(self, case: Case) -> None:
-        """All systems of a case, or none: a wrong answer withdraws every speed of it."""
+        """All systems of a case; a wrong answer withdraws every speed of it."""
         lines: list[dict[str, Any]] = []
         try:
             lines.extend(self._contest(case))
         except WrongResultError as error:
             self.wrong += 1
             lines = [{"kind": "refused", "case": case.key, "error": str(error)}]
-        except Exception as error:  # the next case may well run
+        except Exception as error:  # what was right before it stays
             self.wrong += 1
             said = f"{type(error).__name__}: {error}"[:500]
-            lines = [{"kind": "failed", "case": case.key, "error": said}]
+            lines.append({"kind": "failed", "case": case.key, "error": said})
         for line in lines:
             self._write(line)
 

@@ -2,14 +2,12 @@
 """Who competes in a case, and the compilation of all of them ahead, in parallel processes."""
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, TimeoutError, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
-from multiprocessing import get_context
+from multiprocessing import TimeoutError, get_context
 from pathlib import Path
 from typing import Any
 
@@ -103,24 +101,21 @@ def _weight(task: Task) -> int:
     return nodes if mine or not (case.chain or nodes > CONV_MAX_NODES) else 0
 
 
-def build_ahead(cases: Iterable[Case], workers: int, limit_s: float) -> Iterator[dict[str, Any]]:
+def build_ahead(tasks: list[Task], workers: int, limit_s: float) -> Iterator[dict[str, Any]]:
     """Run every system once in other processes, so that Triton's cache holds all kernels.
 
-    Yields a record of seconds for each task. What is not ready within ``limit_s`` is left.
+    Yields a record of seconds for each case of a task; what takes longer than ``limit_s`` is
+    given up.
     """
-    if workers < 1:
+    if not tasks:
         return
-    pool = ProcessPoolExecutor(min(workers, os.cpu_count() or 1), mp_context=get_context("spawn"))
-    tasks = [pool.submit(build_task, task, "cuda") for task in list_tasks(cases)]
-    try:
-        for done in as_completed(tasks, timeout=limit_s):
-            yield from done.result()
-    except BrokenProcessPool:
-        print("compare: a process that compiled ahead died", file=sys.stderr)
-    except TimeoutError:
-        print("compare: not everything was compiled ahead in time", file=sys.stderr)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    end = time.monotonic() + limit_s
+    # leaving the block ends the processes, whatever they are at
+    pool = get_context("spawn").Pool(min(workers, os.cpu_count() or 1))
+    with pool, suppress(TimeoutError):
+        done = pool.imap_unordered(partial(build_task, device="cuda"), tasks)
+        for _ in tasks:
+            yield from done.next(timeout=max(0.0, end - time.monotonic()))
 
 
 def build_task(task: Task, device: str) -> list[dict[str, Any]]:

@@ -41,11 +41,31 @@ def main() -> int:
 
 
 class Lines:
-    """The last line of each case and system, and what else a run said."""
+    """The last line of each case and system, what took long to compile, and what is missing."""
 
-    def __init__(self, times: Iterable[Line], others: Iterable[Line]) -> None:
-        self.times = {(line["case"], line["system"]): line for line in times}
-        self.others = list(others)
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self.times: dict[tuple[str, str], Line] = {}
+        self.compiled: dict[tuple[str, bool], Line] = {}
+        self.missing: dict[str, Line] = {}
+        for line in lines:
+            self._take(line)
+
+    def _take(self, line: Line) -> None:
+        """One line; what comes later wins, and a wrong answer withdraws the case."""
+        kind, case = line["kind"], line.get("case", "")
+        if kind == "time":
+            self.missing.pop(case, None)
+            self.times[case, line["system"]] = line
+        elif kind == "compile" and "error" not in line:
+            self.compiled[case, line["ours"]] = line
+        elif kind == "refused":
+            self.times = {key: old for key, old in self.times.items() if key[0] != case}
+            self.missing[case] = line
+        elif kind == "failed" or (kind == "skipped" and not self._measured(case)):
+            self.missing[case] = line
+
+    def _measured(self, case: str) -> bool:
+        return any(known == case for known, _ in self.times)
 
     def cases(self, suite: str, **wanted: Any) -> list[Line]:
         """The line of ours for each case of a suite whose fields are as wanted."""
@@ -68,13 +88,7 @@ class Lines:
 
 def read_lines(text: str) -> Lines:
     """Parse JSON lines."""
-    lines = [json.loads(line) for line in text.splitlines() if line.strip()]
-    times = [line for line in lines if line["kind"] == "time"]
-    measured = {line["case"] for line in times}
-    others = [line for line in lines if line["kind"] != "time"]
-    # a case that a later run measured was not left out
-    left = ("skipped", "failed", "refused")
-    return Lines(times, [o for o in others if o["kind"] not in left or o["case"] not in measured])
+    return Lines(json.loads(line) for line in text.splitlines() if line.strip())
 
 
 def fill_page(page: str, lines: Lines) -> str:
@@ -216,9 +230,7 @@ def _scaling(lines: Lines) -> str:
 def _compiles(lines: Lines) -> str:
     """Seconds to compile: text, then Triton with an empty cache where the run says so."""
     rows = []
-    for line in lines.others:
-        if line["kind"] != "compile" or "error" in line or "build_s" not in line:
-            continue
+    for line in lines.compiled.values():
         seconds = line["build_s"]
         name = "ours.core" if line["ours"] else "sglang.core"
         if seconds.get(name, 0) > 0.5 and ("scaling" in line["case"] or not line["ours"]):
@@ -229,11 +241,7 @@ def _compiles(lines: Lines) -> str:
 
 
 def _left_out(lines: Lines) -> str:
-    rows = [
-        [line["case"], line["kind"], str(line["error"])]
-        for line in lines.others
-        if line["kind"] in ("skipped", "failed", "refused")
-    ]
+    rows = [[case, line["kind"], str(line["error"])] for case, line in lines.missing.items()]
     return _table("Not measured", ["case", "what", "why"], rows)
 
 

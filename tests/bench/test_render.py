@@ -60,6 +60,17 @@ def test_the_tables_hold_the_last_figures_and_their_ratios() -> None:
     assert "out of time" not in page
 
 
+def test_a_wrong_answer_withdraws_earlier_figures_and_a_later_run_restores_them() -> None:
+    refused = json.dumps({"kind": "refused", "case": "verify/9B/333/B8/fp32", "error": "o 7"})
+    assert read_lines(TEXT).us("verify/9B/333/B8/fp32", "ours.core") == 20.0
+    withdrawn = read_lines(f"{TEXT}\n{refused}")
+    assert withdrawn.us("verify/9B/333/B8/fp32", "ours.core") is None
+    assert "| verify/9B/333/B8/fp32 | refused | o 7 |" in tables(withdrawn)
+    restored = read_lines(f"{TEXT}\n{refused}\n{line('ours.core', 21.0, **OURS)}")
+    assert restored.us("verify/9B/333/B8/fp32", "ours.core") == 21.0
+    assert "verify/9B/333/B8/fp32" not in restored.missing
+
+
 def test_without_lines_the_page_says_so() -> None:
     page = fill_page(f"before\n{BEGIN}\nold\n{END}\nafter\n", read_lines(""))
     assert page == f"before\n{BEGIN}\n\nNot yet measured.\n\n{END}\nafter\n"
