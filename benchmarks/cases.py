@@ -118,7 +118,9 @@ def list_scaling() -> Iterator[Case]:
     trees += [("random64d8", batch) for batch in (1, 2, 4, 16, 32, 64)]
     for tree, batch in trees:
         yield Case("scaling", "9B", tree, batch)
-        yield Case("scaling", "9B", f"any:{tree}", batch)
+        # Triton needs many minutes for 256 nodes whose topology is not known
+        if len(tree_parents(tree)) < 256:
+            yield Case("scaling", "9B", f"any:{tree}", batch)
 
 
 @cache
