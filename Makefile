@@ -19,7 +19,7 @@ HOUSE := pyproject.toml .ci/constraints.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test fmt lint types layers check generated unit unit36 aot gpu bench peers clean
+.PHONY: help demo test fmt lint types layers check generated unit unit36 aot gpu bench clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,11 +68,7 @@ gpu: ## the tests that need a GPU, then docs/validation.md
 	@$(PYTHON) benchmarks/validate.py
 
 bench: export PYTHONPATH := .:runtime
-bench: ## times of each kernel on this GPU, into docs/kernels.md
-	@$(PYTHON) benchmarks/kernels.py
-
-peers: export PYTHONPATH := .:runtime
-peers: ## other projects' kernels and ours, side by side on this GPU, into docs/performance.md
+bench: ## other projects' kernels and ours, side by side on this GPU, into docs/performance.md
 	@test -f .peers/versions.json || $(PYTHON) benchmarks/peers/fetch.py
 	@$(PYTHON) benchmarks/compare.py
 	@$(PYTHON) benchmarks/compare.py --scaling --append

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-calls
-"""Our modules beside their peers on one GPU: ``make peers``, or this file with options.
+"""Our modules beside their peers on one GPU: ``make bench``, or this file with options.
 
 Every system is judged against a float64 reference, in plain launches and in graph replays; where
 one is wrong, the case shows no speed at all and the exit status is 1. Then all are timed in this

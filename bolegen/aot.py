@@ -86,10 +86,10 @@ def _build(module: ModuleType, kernel: Kernel, target: Target) -> KernelReport:
         for i, param in enumerate(kernel.params)
         if param.type != "constexpr" and param.aligned
     }
-    # products of float32 are spelled for the vendor at launch; so here
+    # what the module decides at launch by the device is decided here by the target
     for i, param in enumerate(kernel.params):
-        if param.name == "DOT" and target.backend == "hip":
-            constants[(i,)] = emitted_dot(module, target)
+        if param.name == "DOT" and param.value == emitted_dot(module, "cuda"):
+            constants[(i,)] = emitted_dot(module, target.backend)
     source = ASTSource(getattr(module, kernel.name), signature, constants, aligned)
     options = {"num_warps": kernel.warps, "num_stages": kernel.stages, "enable_fp_fusion": True}
     if kernel.maxnreg is not None and target.backend == "cuda":
@@ -103,13 +103,13 @@ def _build(module: ModuleType, kernel: Kernel, target: Target) -> KernelReport:
     return _report(built, kernel, target)
 
 
-def emitted_dot(module: ModuleType, target: Target) -> str:
-    """How the module multiplies pairs of float32 on this target."""
+def emitted_dot(module: ModuleType, backend: str) -> str:
+    """How the module multiplies pairs of float32 on this backend."""
     text = Path(str(module.__file__)).read_text("utf-8")
     found = re.search(r'^DOT = "(\w+)" if .* else "(\w+)"$', text, re.MULTILINE)
     if found is None:
         raise EmitError(f"{module.__file__} does not say how it multiplies float32")
-    return found.group(2 if target.backend == "hip" else 1)
+    return found.group(2 if backend == "hip" else 1)
 
 
 def _report(built: Any, kernel: Kernel, target: Target) -> KernelReport:

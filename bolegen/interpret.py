@@ -1,4 +1,4 @@
-"""Run a plan as the emitted solve kernel does, in whatever numbers the operands are made of.
+"""Run a plan as the emitted kernels do, in whatever numbers the operands are made of.
 
 One head at a time. The plan says which node sees which, in which blocks and with how many
 products; only the decay between a node and its ancestor comes from the tree itself. So a
@@ -79,48 +79,66 @@ class Operands:
 def interpret(
     plan: TreePlan, operands: Operands, parents: Sequence[int] | None = None
 ) -> tuple[Matrix, Matrix]:
-    """U and O, both [T, d_v], as the kernel of ``plan`` computes them.
+    """U and O, both [T, d_v], as the kernels of ``plan`` compute them.
 
     ``parents`` gives the topology of a runtime plan, at most ``plan.tree.nodes`` nodes; a
-    static plan has its own. Blocks run in order; each starts from its rows of
-    R = D_beta (V - D_P K S), takes away G times the column blocks before it, then repeats
-    X <- base - G X with its own diagonal block ``steps`` times (docs/theory.md, fact 1), or
-    multiplies by what that gives on the identity where the block is ``inverted``.
+    static plan has its own. (I + G)^-1 is folded into what multiplies R once a head:
+    O = D_P Q S + Y R with Y = C (I + G)^-1, and U = R + Z R with Z = -G (I + G)^-1.
+    Only nodes with descendants have columns in Y and Z; a leaf's own R enters by its q.k.
     Raises TreeError where a tree at run time is missing, too large or too deep.
     """
     known = _topology(plan, parents)
-    times, dot, beta = operands.times, operands.dot, operands.beta[:, None]
+    times, beta = operands.times, operands.beta[:, None]
     mask = true_mask(known) if plan.spans is None else ancestor_mask(plan)
     ratio, reach = decay_products(known, operands)
     g = np.where(mask, times(times(ratio, operands.kk), beta), 0)
     c = np.where(mask, times(ratio, operands.qk), 0)
-    own = np.diagonal(operands.qk)[:, None]
     r = times(beta, operands.v - times(reach, operands.ks))
-    o = times(reach, operands.qs)
 
-    u = np.zeros_like(operands.v)
-    columns: list[int] = []
-    for block in plan.blocks:
-        rows = [node for node in block.nodes if 0 <= node < len(known)]
-        earlier, inside = np.ix_(rows, columns), np.ix_(rows, rows)
-        x = base = r[rows] - dot(g[earlier], u[columns])
-        o[rows] += dot(c[earlier], u[columns])
-        if block.column:
-            if block.inverted:
-                identity = np.eye(len(rows), dtype=np.int64).astype(g.dtype)
-                inverse = identity
-                for _ in range(block.steps):
-                    inverse = operands.reduce(identity - dot(g[inside], inverse))
-                x = dot(inverse, base)
-            else:
-                for _ in range(block.steps):
-                    x = base - dot(g[inside], x)
-            columns += rows
-        if block.column and block.steps:
-            o[rows] += dot(c[inside], x)
-        u[rows] = operands.reduce(x)
-        o[rows] = operands.reduce(o[rows] + times(own[rows], x))
+    blocks = [[n for n in block.nodes if 0 <= n < len(known)] for block in plan.columns]
+    columns = [node for nodes in blocks for node in nodes]
+    own = np.diagonal(operands.qk)[:, None]
+    leaves = np.ones_like(own)
+    leaves[columns] = 0
+    c = operands.reduce(c - times(times(leaves, own), g))
+    c[columns, columns] = own[columns, 0]
+    y = _substitute(plan, operands, g, c, blocks)
+    z = _substitute(plan, operands, g, operands.reduce(-g), blocks)
+    u = operands.reduce(r + operands.dot(z[:, columns], r[columns]))
+    o = times(reach, operands.qs) + operands.dot(y[:, columns], r[columns])
+    o = operands.reduce(o + times(times(leaves, own), r))
+    # nothing is written for a node that has no position
+    lost = sorted(set(range(len(known))) - {n for block in plan.blocks for n in block.nodes})
+    u[lost], o[lost] = 0, 0
     return u, o
+
+
+def _substitute(
+    plan: TreePlan, operands: Operands, g: Matrix, source: Matrix, blocks: list[list[int]]
+) -> Matrix:
+    """``source`` (I + G)^-1, column block by column block, last first (docs/theory.md, fact 1).
+
+    A block is the source less what later blocks take from it, times the inverse of its own
+    diagonal block: that is nested, X <- I - G X, where blocks are inverted together, else it is
+    Y <- base - Y G on all rows.
+    """
+    solved = np.zeros_like(source)
+    for index in reversed(range(len(blocks))):
+        block, nodes = plan.columns[index], blocks[index]
+        later = [node for after in blocks[index + 1 :] for node in after]
+        base = source[:, nodes] - operands.dot(solved[:, later], g[np.ix_(later, nodes)])
+        inside = g[np.ix_(nodes, nodes)]
+        x = base = operands.reduce(base)
+        if block.inverted:
+            inverse = identity = np.eye(len(nodes), dtype=np.int64).astype(g.dtype)
+            for _ in range(block.steps):
+                inverse = operands.reduce(identity - operands.dot(inside, inverse))
+            x = operands.dot(base, inverse)
+        else:
+            for _ in range(block.steps):
+                x = operands.reduce(base - operands.dot(x, inside))
+        solved[:, nodes] = x
+    return solved
 
 
 def ancestor_mask(plan: TreePlan) -> Mask:

@@ -8,14 +8,15 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    5ecf2ae7fb024455
+digest    fa6ad31d8e2c9cd4
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
     O = D_P Q S + C U,  (I + G) U = R,  R = D_beta (V - D_P K S),  G nilpotent.
 Launches: trace, prepare, factor, solve; commit for all layers.
-Tiles are transposed, [value, node] and [column, node]; node order is the caller's everywhere
-but in the blocks of factor and solve.  Names: i_ index, o_ offsets, m_ mask, b_ on chip.
+Factor folds (I + G)^-1 into Y = C (I + G)^-1: solve has O = D_P Q S + Y R.
+Node order is the caller's everywhere but in the positions of Y.  Names: i_ index, o_ offsets,
+m_ mask, b_ on chip, p_ pointer.
 """
 
 from contextlib import nullcontext
@@ -107,10 +108,12 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="5ecf2ae7fb024455",
+    digest="fa6ad31d8e2c9cd4",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
+# the same for Y, which reaches nothing but outputs that are rounded to bf16
+FOLD = "bf16x3"
 # registers a thread of the solve, where the backend knows such a cap
 CAP = {"maxnreg": 128} if torch.version.hip is None else {}
 
@@ -171,7 +174,14 @@ def _write_gate(b_b):
 @triton.jit
 def _silu(b_x):
     """x sigmoid(x), rounded once to the activations' dtype."""
-    return (b_x * _write_gate(b_x)).to(tl.bfloat16)
+    return (b_x / (1.0 + tl.exp2(b_x * -1.4426950408889634))).to(tl.bfloat16)
+
+
+@triton.jit
+def _coarse(b_x):
+    """The nearest bf16, still in float32: whole-number steps cost less than converting twice."""
+    b_i = b_x.to(tl.int32, bitcast=True) + 0x8000
+    return (b_i & -0x10000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -239,6 +249,13 @@ def _last(i):
 
 
 @triton.jit
+def _sees(ancestors, o_n, o_m, i_m, m):
+    """[N, M]: where m, is node j of o_m a strict ancestor of node i of o_n?"""
+    b_first = _first(o_n)[:, None]
+    return m & (_first(o_m)[None, :] < b_first) & (b_first <= _last(o_m)[None, :])
+
+
+@triton.jit
 def _above(parents, i):
     """The position before i on its path: below the root it runs on into the window."""
     return tl.where(i > 0, _parent(parents, i), i - 1)
@@ -280,174 +297,67 @@ def trace_gdn_3x3x3_d8(
 
 
 @triton.jit
-def _raw(p_x, stride_x, o_i, m_n, o_d, m_d):
-    """Pre-convolution rows of the nodes at o_i, zeros where o_i lies below the root."""
-    m = (m_n & (o_i >= 0))[:, None] & m_d[None, :]
-    p_x = p_x + o_i.to(tl.int64)[:, None] * stride_x + o_d[None, :]
-    return tl.load(p_x, mask=m, other=0.0).to(tl.float32)
+def _taps(weight, bias, o_c, m_c):
+    """Bias and weights of channels o_c, oldest tap first, float32."""
+    o_w = tl.arange(0, 4)
+    m_w = m_c[:, None] & (o_w < W)[None, :]
+    b_w = tl.load(weight + o_c[:, None] * W + o_w[None, :], mask=m_w, other=0.0).to(tl.float32)
+    b_bias = tl.zeros(o_c.shape, tl.float32)
+    if bias is not None:
+        b_bias += tl.load(bias + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w0 = tl.sum(tl.where(o_w[None, :] == 0, b_w, 0.0), 1)
+    b_w1 = tl.sum(tl.where(o_w[None, :] == 1, b_w, 0.0), 1)
+    b_w2 = tl.sum(tl.where(o_w[None, :] == 2, b_w, 0.0), 1)
+    b_w3 = tl.sum(tl.where(o_w[None, :] == 3, b_w, 0.0), 1)
+    return b_bias, b_w0, b_w1, b_w2, b_w3
 
 
 @triton.jit
-def _convolve(
-    p_x,
-    stride_x,
-    p_window,
-    weight,
-    bias,
-    parents,
-    p_rows,
-    o_n,
-    m_n,
-    o_d,
-    o_c,
-    m_d,
-):
-    """Tree convolution of channels o_c at nodes o_n -> [B_N, D], and what commit will need.
+def _keep_rows(p_x, stride_x, p_window, p_rows, p_live, nodes, o_d, m_d, MASKED: tl.constexpr):
+    """One head's committed window and the first `nodes` rows that verify was given.
 
-    Node i sees itself and its W - 1 nearest ancestors, running on into the committed window.
+    p_rows is node 0's: the window lies before it, so that a path runs on into it below the root.
     """
-    m = m_n[:, None] & m_d[None, :]
-    p_x0 = p_x + o_n.to(tl.int64)[:, None] * stride_x + o_d[None, :]
-    b_x0 = tl.load(p_x0, mask=m, other=0.0)
+    for i_w in tl.static_range(W - 1):
+        b_w = tl.load(p_window + o_d * (W - 1) + i_w, mask=m_d, other=0.0)
+        tl.store(p_rows + (i_w - (W - 1)) * C + o_d, b_w, mask=m_d)
+    for i_n in range(0, nodes, 64):
+        o_n = i_n + tl.arange(0, 64)
+        m = (_live(p_live, o_n, MASKED) & (o_n < nodes))[:, None] & m_d[None, :]
+        b_x = tl.load(p_x + o_n.to(tl.int64)[:, None] * stride_x + o_d[None, :], mask=m, other=0.0)
+        tl.store(p_rows + o_n[:, None] * C + o_d[None, :], b_x, mask=m)
+
+
+@triton.jit
+def _convolve(p_rows, parents, o_n, m, o_d, b_bias, b_w0, b_w1, b_w2, b_w3):
+    """Tree convolution of one head at nodes o_n -> [N, D]: a node and its W - 1 ancestors."""
     o_1 = _above(parents, o_n)
     o_2 = _above(parents, o_1)
     o_3 = _above(parents, o_2)
-    # the committed window, oldest first: b_h1 is the newest row
-    b_h3 = tl.load(p_window + o_d * (W - 1) + 0, mask=m_d, other=0.0)
-    b_h2 = tl.load(p_window + o_d * (W - 1) + 1, mask=m_d, other=0.0)
-    b_h1 = tl.load(p_window + o_d * (W - 1) + 2, mask=m_d, other=0.0)
-    b_y = tl.zeros([8, o_d.shape[0]], tl.float32)
-    if bias is not None:
-        b_y += tl.load(bias + o_c, mask=m_d, other=0.0).to(tl.float32)[None, :]
-    b_x3 = _raw(p_x, stride_x, o_3, m_n, o_d, m_d)
-    b_x3 = tl.where((o_3 == -1)[:, None], b_h1.to(tl.float32)[None, :], b_x3)
-    b_x3 = tl.where((o_3 == -2)[:, None], b_h2.to(tl.float32)[None, :], b_x3)
-    b_x3 = tl.where((o_3 == -3)[:, None], b_h3.to(tl.float32)[None, :], b_x3)
-    b_w = tl.load(weight + o_c * W + 0, mask=m_d, other=0.0).to(tl.float32)
-    b_y = tl.fma(b_x3, b_w[None, :], b_y)
-    b_x2 = _raw(p_x, stride_x, o_2, m_n, o_d, m_d)
-    b_x2 = tl.where((o_2 == -1)[:, None], b_h1.to(tl.float32)[None, :], b_x2)
-    b_x2 = tl.where((o_2 == -2)[:, None], b_h2.to(tl.float32)[None, :], b_x2)
-    b_w = tl.load(weight + o_c * W + 1, mask=m_d, other=0.0).to(tl.float32)
-    b_y = tl.fma(b_x2, b_w[None, :], b_y)
-    b_x1 = _raw(p_x, stride_x, o_1, m_n, o_d, m_d)
-    b_x1 = tl.where((o_1 == -1)[:, None], b_h1.to(tl.float32)[None, :], b_x1)
-    b_w = tl.load(weight + o_c * W + 2, mask=m_d, other=0.0).to(tl.float32)
-    b_y = tl.fma(b_x1, b_w[None, :], b_y)
-    b_w = tl.load(weight + o_c * W + 3, mask=m_d, other=0.0).to(tl.float32)
-    b_y = tl.fma(b_x0.to(tl.float32), b_w[None, :], b_y)
-    tl.store(p_rows + (o_n + (W - 1))[:, None] * C + o_c[None, :], b_x0, mask=m)
-    if tl.program_id(1) == 0:
-        tl.store(p_rows + 0 * C + o_c, b_h3, mask=m_d)
-        tl.store(p_rows + 1 * C + o_c, b_h2, mask=m_d)
-        tl.store(p_rows + 2 * C + o_c, b_h1, mask=m_d)
+    b_x3 = tl.load(p_rows + o_3[:, None] * C + o_d[None, :], mask=m, other=0.0)
+    b_x2 = tl.load(p_rows + o_2[:, None] * C + o_d[None, :], mask=m, other=0.0)
+    b_x1 = tl.load(p_rows + o_1[:, None] * C + o_d[None, :], mask=m, other=0.0)
+    b_x = tl.load(p_rows + o_n[:, None] * C + o_d[None, :], mask=m, other=0.0)
+    b_y = tl.zeros([o_n.shape[0], o_d.shape[0]], tl.float32) + b_bias[None, :]
+    b_y = tl.fma(b_x3.to(tl.float32), b_w0[None, :], b_y)
+    b_y = tl.fma(b_x2.to(tl.float32), b_w1[None, :], b_y)
+    b_y = tl.fma(b_x1.to(tl.float32), b_w2[None, :], b_y)
+    b_y = tl.fma(b_x.to(tl.float32), b_w3[None, :], b_y)
     return tl.where(m, _silu(b_y), 0.0).to(tl.bfloat16)
 
 
 @triton.jit
-def _keep(weight, bias, kept, i_r, i_t, i_b):
-    """Convolution weights and bias of 256 channels, for commit to replay with.
-
-    Once for all rows: by the first, even where that is padded.
-    """
-    if (i_t == 0) & (i_b == 0):
-        o_c = i_r * 256 + tl.arange(0, 256)
-        m_c = o_c < C
-        for i_w in tl.static_range(W):
-            b_w = tl.load(weight + o_c * W + i_w, mask=m_c, other=0.0)
-            tl.store(kept + o_c * (W + 1) + i_w, b_w, mask=m_c)
-        b_bias = tl.zeros([256], tl.bfloat16)
-        if bias is not None:
-            b_bias = tl.load(bias + o_c, mask=m_c, other=0.0)
-        tl.store(kept + o_c * (W + 1) + W, b_bias, mask=m_c)
-
-
-@triton.jit
-def _prepare_keys(
-    p_q,
-    p_k,
-    stride_qt,
-    stride_kt,
-    window,
-    weight,
-    bias,
-    parents,
-    p_rows,
-    p_qkv,
-    p_keys,
-    p_vec,
-    i_k,
-    o_n,
-    m_n,
-    CONVOLVE: tl.constexpr,
-):
-    """One key head: rows of q and k, their inverse norms, q.k of each node with itself."""
-    o_d = tl.arange(0, 128)
-    m_d = o_d < DK
-    m = m_n[:, None] & m_d[None, :]
-    c_q = i_k * DK
-    c_k = (HK + i_k) * DK
-    o_q = c_q + o_d
-    o_k = c_k + o_d
-    if CONVOLVE:
-        p_w = window + c_q * (W - 1)
-        b_q = _convolve(
-            p_q, stride_qt, p_w, weight, bias, parents, p_rows, o_n, m_n, o_d, o_q, m_d
-        )
-        p_w = window + c_k * (W - 1)
-        b_k = _convolve(
-            p_k, stride_kt, p_w, weight, bias, parents, p_rows, o_n, m_n, o_d, o_k, m_d
-        )
-    else:
-        o_t = o_n.to(tl.int64)[:, None]
-        b_q = tl.load(p_q + o_t * stride_qt + o_d[None, :], mask=m, other=0.0)
-        b_k = tl.load(p_k + o_t * stride_kt + o_d[None, :], mask=m, other=0.0)
-        tl.store(p_rows + (o_n + (W - 1))[:, None] * C + o_k[None, :], b_k, mask=m)
-    m_all = (o_n < T)[:, None] & m_d[None, :]
-    tl.store(p_qkv + o_n[:, None] * C + o_q[None, :], b_q, mask=m_all)
-    tl.store(p_qkv + o_n[:, None] * C + o_k[None, :], b_k, mask=m_all)
-    b_q = b_q.to(tl.float32)
-    b_k = b_k.to(tl.float32)
-    b_rk = 1.0 / tl.sqrt(tl.sum(b_k * b_k, 1) + 1e-6)
-    b_rq = 0.08838834764831845 / tl.sqrt(tl.sum(b_q * b_q, 1) + 1e-6)
-    p_vec = p_vec + i_k * T + o_n
-    tl.store(p_vec, b_rk, mask=o_n < T)
-    tl.store(p_vec + HK * T, b_rq, mask=o_n < T)
-    tl.store(p_vec + 2 * HK * T, tl.sum(b_q * b_k, 1) * b_rq * b_rk, mask=o_n < T)
-
-
-@triton.jit
-def _prepare_values(
-    p_v,
-    stride_vt,
-    window,
-    weight,
-    bias,
-    parents,
-    p_rows,
-    p_qkv,
-    i_h,
-    o_n,
-    m_n,
-    CONVOLVE: tl.constexpr,
-):
-    """One value head: rows of v."""
-    o_d = tl.arange(0, 128)
-    m_d = o_d < DV
-    c_v = 2 * HK * DK + i_h * DV
-    o_v = c_v + o_d
-    if CONVOLVE:
-        p_w = window + c_v * (W - 1)
-        b_v = _convolve(
-            p_v, stride_vt, p_w, weight, bias, parents, p_rows, o_n, m_n, o_d, o_v, m_d
-        )
-    else:
-        m = m_n[:, None] & m_d[None, :]
-        p_v = p_v + o_n.to(tl.int64)[:, None] * stride_vt + o_d[None, :]
-        b_v = tl.load(p_v, mask=m, other=0.0)
-        tl.store(p_rows + (o_n + (W - 1))[:, None] * C + o_v[None, :], b_v, mask=m)
-    m_all = (o_n < T)[:, None] & m_d[None, :]
-    tl.store(p_qkv + o_n[:, None] * C + o_v[None, :], b_v, mask=m_all)
+def _keep_taps(weight, bias, kept, i_r):
+    """Convolution weights and bias of 128 channels, for commit to replay with."""
+    o_c = i_r * 128 + tl.arange(0, 128)
+    m_c = o_c < C
+    for i_w in tl.static_range(W):
+        b_w = tl.load(weight + o_c * W + i_w, mask=m_c, other=0.0)
+        tl.store(kept + o_c * (W + 1) + i_w, b_w, mask=m_c)
+    b_bias = tl.zeros([128], tl.bfloat16)
+    if bias is not None:
+        b_bias = tl.load(bias + o_c, mask=m_c, other=0.0)
+    tl.store(kept + o_c * (W + 1) + W, b_bias, mask=m_c)
 
 
 @triton.jit
@@ -500,6 +410,66 @@ def _prepare_gates(
 
 
 @triton.jit
+def _live(p_live, o_n, MASKED: tl.constexpr):
+    """Which of the nodes o_n are live."""
+    m_n = o_n < T
+    if MASKED:
+        m_n = m_n & (tl.load(p_live + o_n, mask=m_n, other=0) != 0)
+    return m_n
+
+
+@triton.jit
+def _prepare_rows(
+    p_x,
+    stride_xt,
+    p_window,
+    weight,
+    bias,
+    parents,
+    p_live,
+    p_rows,
+    p_qkv,
+    p_vec,
+    p_keys,
+    c,
+    i_t,
+    D: tl.constexpr,
+    D_P: tl.constexpr,
+    IS_KEY: tl.constexpr,
+    CONVOLVE: tl.constexpr,
+    MASKED: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """One head's rows of q, k or v, D channels from c on; the inverse norms of q's and of k's."""
+    o_d = tl.arange(0, D_P)
+    m_d = o_d < D
+    p_rows = p_rows + c
+    if CONVOLVE:
+        nodes = tl.minimum((i_t + 1) * TILES * 8, T)
+        p_w = p_window + c * (W - 1)
+        _keep_rows(p_x, stride_xt, p_w, p_rows, p_live, nodes, o_d, m_d, MASKED)
+        b_bias, b_w0, b_w1, b_w2, b_w3 = _taps(weight, bias, c + o_d, m_d)
+        # rows are read back from where they are kept: one base, below the root as well
+        tl.debug_barrier()
+    for i_n in range(i_t * TILES, (i_t + 1) * TILES):
+        o_n = i_n * 8 + tl.arange(0, 8)
+        m = _live(p_live, o_n, MASKED)[:, None] & m_d[None, :]
+        if CONVOLVE:
+            b_x = _convolve(p_rows, parents, o_n, m, o_d, b_bias, b_w0, b_w1, b_w2, b_w3)
+        else:
+            p_n = p_x + o_n.to(tl.int64)[:, None] * stride_xt + o_d[None, :]
+            b_x = tl.load(p_n, mask=m, other=0.0)
+            tl.store(p_rows + o_n[:, None] * C + o_d[None, :], b_x, mask=m)
+        m_all = (o_n < T)[:, None] & m_d[None, :]
+        tl.store(p_qkv + c + o_n[:, None] * C + o_d[None, :], b_x, mask=m_all)
+        if IS_KEY:
+            b_x = b_x.to(tl.float32)
+            b_r = 1.0 / tl.sqrt(tl.sum(b_x * b_x, 1) + 1e-6)
+            scale = tl.where(c < HK * DK, 0.08838834764831845, 1.0)
+            tl.store(p_vec + o_n, b_r * scale, mask=o_n < T)
+
+
+@triton.jit
 def prepare_gdn_3x3x3_d8(
     q,
     k,
@@ -539,64 +509,20 @@ def prepare_gdn_3x3x3_d8(
     stride_slot,
     CONVOLVE: tl.constexpr,
     MASKED: tl.constexpr,
+    TILES: tl.constexpr,
 ):
     """Everything node-wise, once: convolution, norms, gates and path sums of log decays.
 
-    Grid (Hk + Hv + 1, T / 8, B): a key head's q and k, a value head's v, then the gates.
+    Grid (T / 8 + (2 Hk + Hv) T / (8 TILES), B): gates of a few nodes, then a head's rows.
     """
-    i_r, i_t, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    i_p, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + i_b).to(tl.int64)
-    if CONVOLVE:
-        _keep(weight, bias, kept, i_r, i_t, i_b)
-    if (slot < 0) & (i_r < HK + HV):
-        return
-    o_n = i_t * 8 + tl.arange(0, 8)
-    m_n = (o_n < T) & (slot >= 0)
-    if MASKED:
-        m_n = m_n & (tl.load(live + i_b * T + o_n, mask=o_n < T, other=0) != 0)
-    else:
-        if i_r == HK + HV:
-            tl.store(live + i_b * T + o_n, m_n.to(tl.int8), mask=o_n < T)
-    p_qkv = qkv + i_b * (T * C)
-    p_rows = rows + i_b * ((T + W - 1) * C)
-    if CONVOLVE:
-        window = window + slot * stride_slot
-    if i_r < HK:
-        _prepare_keys(
-            q + i_b * stride_qb + i_r.to(tl.int64) * stride_qh,
-            k + i_b * stride_kb + i_r.to(tl.int64) * stride_kh,
-            stride_qt,
-            stride_kt,
-            window,
-            weight,
-            bias,
-            parents,
-            p_rows,
-            p_qkv,
-            None,
-            vectors + i_b * (3 * HK * T),
-            i_r,
-            o_n,
-            m_n,
-            CONVOLVE,
-        )
-    elif i_r < HK + HV:
-        i_h = i_r - HK
-        _prepare_values(
-            v + i_b * stride_vb + i_h.to(tl.int64) * stride_vh,
-            stride_vt,
-            window,
-            weight,
-            bias,
-            parents,
-            p_rows,
-            p_qkv,
-            i_h,
-            o_n,
-            m_n,
-            CONVOLVE,
-        )
-    else:
+    p_live = live + i_b * T
+    if i_p < 5:
+        o_n = i_p * 8 + tl.arange(0, 8)
+        m_n = _live(p_live, o_n, MASKED) & (slot >= 0)
+        if not MASKED:
+            tl.store(p_live + o_n, m_n.to(tl.int8), mask=o_n < T)
         _prepare_gates(
             a + i_b * stride_ab,
             b + i_b * stride_bb,
@@ -612,6 +538,220 @@ def prepare_gdn_3x3x3_d8(
             o_n,
             m_n,
         )
+        return
+    i_t = (i_p - 5) // (2 * HK + HV)
+    i_r = (i_p - 5) % (2 * HK + HV)
+    if CONVOLVE and (i_t == 0) & (i_b == 0):
+        _keep_taps(weight, bias, kept, i_r)
+    if slot < 0:
+        return
+    p_qkv = qkv + i_b * (T * C)
+    p_rows = rows + i_b * ((T + W - 1) * C) + (W - 1) * C
+    if CONVOLVE:
+        window = window + slot * stride_slot
+    if i_r < 2 * HK:
+        i_k = (i_r % HK).to(tl.int64)
+        p_x = q + i_b * stride_qb + i_k * stride_qh
+        stride_xt = stride_qt
+        if i_r >= HK:
+            p_x = k + i_b * stride_kb + i_k * stride_kh
+            stride_xt = stride_kt
+        _prepare_rows(
+            p_x,
+            stride_xt,
+            window,
+            weight,
+            bias,
+            parents,
+            p_live,
+            p_rows,
+            p_qkv,
+            vectors + (i_b * (2 * HK) + i_r) * T,
+            keys,
+            i_r * DK,
+            i_t,
+            DK,
+            128,
+            True,
+            CONVOLVE,
+            MASKED,
+            TILES,
+        )
+    else:
+        i_h = i_r - 2 * HK
+        _prepare_rows(
+            v + i_b * stride_vb + i_h.to(tl.int64) * stride_vh,
+            stride_vt,
+            window,
+            weight,
+            bias,
+            parents,
+            p_live,
+            p_rows,
+            p_qkv,
+            None,
+            None,
+            i_h * DV + 2 * HK * DK,
+            i_t,
+            DV,
+            128,
+            False,
+            CONVOLVE,
+            MASKED,
+            TILES,
+        )
+
+
+@triton.jit
+def _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale):
+    """Scales [4, ROWS] of each position's node: beta, beta P / |k|, P scale / |q| and q.k."""
+    o_d = tl.arange(0, 128)
+    for i_r in range(1):
+        o_p = i_r * 64 + tl.arange(0, 64)
+        o_n = _node(o_p)
+        m_n = (o_n < T) & (o_p < ROWS)
+        b_hi = tl.load(p_dec + o_n, mask=m_n, other=0.0)
+        b_p = _exp(b_hi, tl.load(p_dec + HV * T + o_n, mask=m_n, other=0.0))
+        b_beta = tl.load(p_dec + 2 * HV * T + o_n, mask=m_n, other=0.0)
+        b_rk = tl.load(p_rk + o_n, mask=m_n, other=0.0)
+        b_rq = tl.load(p_rq + o_n, mask=m_n, other=0.0)
+        tl.store(p_scale + o_p, b_beta, mask=o_p < ROWS)
+        tl.store(p_scale + ROWS + o_p, b_p * (b_beta * b_rk), mask=o_p < ROWS)
+        tl.store(p_scale + 2 * ROWS + o_p, b_p * b_rq, mask=o_p < ROWS)
+        # only a leaf's: those of other nodes are on the diagonal of C
+        p_d = o_n[:, None] * C + o_d[None, :]
+        m_d = (m_n & (o_p >= COLUMNS))[:, None] & (o_d < DK)[None, :]
+        b_qk = tl.load(p_q + p_d, mask=m_d, other=0.0).to(tl.float32)
+        b_qk *= tl.load(p_k + p_d, mask=m_d, other=0.0).to(tl.float32)
+        b_self = tl.sum(b_qk, 1) * b_rq * b_rk
+        tl.store(p_scale + 3 * ROWS + o_p, b_self, mask=o_p < ROWS)
+
+
+@triton.jit
+def _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT: tl.constexpr):
+    """k_i.k_j and q_i.k_j of nodes i of o_n with nodes j of o_m: two [N, M]."""
+    b_kk = tl.zeros([o_n.shape[0], o_m.shape[0]], tl.float32)
+    b_qk = b_kk
+    for i_d in tl.static_range(1):
+        o_d = i_d * 128 + tl.arange(0, 128)
+        m_d = o_d < DK
+        p_n = o_n[:, None] * C + o_d[None, :]
+        m = m_n[:, None] & m_d[None, :]
+        b_q = tl.load(p_q + p_n, mask=m, other=0.0)
+        b_k = tl.load(p_k + p_n, mask=m, other=0.0)
+        p_m = p_k + o_m[None, :] * C + o_d[:, None]
+        b_m = tl.load(p_m, mask=m_m[None, :] & m_d[:, None], other=0.0)
+        b_kk = tl.dot(b_k, b_m, acc=b_kk)
+        b_qk = tl.dot(b_q, b_m, acc=b_qk)
+    return b_kk, b_qk
+
+
+@triton.jit
+def _pair(b_kk, b_qk, p_rq, p_rk, p_dec, p_scale, ancestors, o_n, m_n, o_m, m_m, i_m, i_p):
+    """-G and C [N, M] of nodes i at positions from i_p on, o_n, with their ancestors j in o_m.
+
+    C has its diagonal where i = j is among the columns; a leaf has no column, so its row of C is
+    less its diagonal times its row of G.
+    """
+    b_d = tl.load(p_dec + o_n, mask=m_n, other=0.0)[:, None]
+    b_d = b_d - tl.load(p_dec + o_m, mask=m_m, other=0.0)[None, :]
+    p_lo = p_dec + HV * T
+    b_d += tl.load(p_lo + o_n, mask=m_n, other=0.0)[:, None]
+    b_d = b_d - tl.load(p_lo + o_m, mask=m_m, other=0.0)[None, :]
+    # never positive, but for a dead node below a live one: its own sum is 0
+    b_d = tl.where(b_d > 0.0, 0.0, b_d)
+    m_anc = _sees(ancestors, o_n, o_m, i_m, m_n[:, None] & m_m[None, :])
+    b_rm = tl.load(p_rk + o_m, mask=m_m, other=0.0)[None, :]
+    b_d = tl.where(m_anc, tl.exp2(b_d * 1.4426950408889634), 0.0) * b_rm
+    b_gate = tl.load(p_rk + o_n, mask=m_n, other=0.0)
+    b_gate *= tl.load(p_dec + 2 * HV * T + o_n, mask=m_n, other=0.0)
+    b_g = -(b_kk * b_d) * b_gate[:, None]
+    b_rq = tl.load(p_rq + o_n, mask=m_n, other=0.0)[:, None]
+    b_own = tl.where(o_n[:, None] == o_m[None, :], b_rm, b_d)
+    b_c = (b_qk * b_own) * b_rq
+    o_p = i_p + tl.arange(0, o_n.shape[0])
+    m_leaf = (o_p >= COLUMNS) & (o_p < ROWS)
+    b_c += tl.load(p_scale + 3 * ROWS + o_p, mask=m_leaf, other=0.0)[:, None] * b_g
+    return b_g, b_c
+
+
+@triton.jit
+def _halves(b_x):
+    """The first and the second half of the columns."""
+    b_x = tl.reshape(b_x, [b_x.shape[0], 2, b_x.shape[1] // 2])
+    return tl.split(tl.permute(b_x, [0, 2, 1]))
+
+
+@triton.jit
+def _store_readout(p_out, b_y, o_p, o_c):
+    """One tile of Y, in two bf16 terms."""
+    p_out = p_out + o_p[:, None] * COLUMNS + o_c[None, :]
+    m = (o_p < ROWS)[:, None] & (o_c < COLUMNS)[None, :]
+    b_y1 = _coarse(b_y)
+    tl.store(p_out, b_y1.to(tl.bfloat16), mask=m)
+    tl.store(p_out + ROWS * COLUMNS, (b_y - b_y1).to(tl.bfloat16), mask=m)
+
+
+@triton.jit
+def _factor(
+    qkv,
+    vectors,
+    decays,
+    ancestors,
+    p_prod,
+    readout,
+    inverse,
+    scales,
+    first,
+    i_b,
+    HEADS: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Y = C (I + G)^-1 of HEADS value heads, and the scales of their nodes.
+
+    Y (I + G) = C, by columns, last first: a column block is C and what later blocks take from it,
+    times its own inverse.  -G of the nodes with descendants goes by way of p_prod.
+    """
+    i_k = first // 2
+    p_rq = vectors + (i_b * (2 * HK) + i_k) * T
+    p_rk = p_rq + HK * T
+    p_q = qkv + i_b * (T * C) + i_k * DK
+    p_k = p_q + HK * DK
+    o_p = 0 + tl.arange(0, 64)
+    o_n = _node(o_p)
+    m_n = (o_n < T) & (o_p < ROWS)
+    o_c = 0 + tl.arange(0, 16)
+    o_m = tl.arange(0, 16)
+    m_m = o_m < 13
+    b_kk0, b_qk0 = _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT)
+    for i_h in range(first, first + HEADS):
+        p_dec = decays + (i_b * (3 * HV) + i_h) * T
+        p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
+        _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale)
+        tl.debug_barrier()
+        p_read = readout + (i_b * HV + i_h) * (2 * ROWS * COLUMNS)
+        o_c = 0 + tl.arange(0, 16)
+        o_m = tl.arange(0, 16)
+        m_m = o_m < 13
+        i_m, i_t = 0, 0
+        b_kk, b_qk = b_kk0, b_qk0
+        b_g, b_c = _pair(
+            b_kk, b_qk, p_rq, p_rk, p_dec, p_scale, ancestors, o_n, m_n, o_m, m_m, i_m, i_t
+        )
+        m_g = (o_p < COLUMNS)[:, None] & (o_c < COLUMNS)[None, :]
+        tl.store(p_prod + o_p[:, None] * COLUMNS + o_c[None, :], b_g, mask=m_g)
+        b_c0 = b_c
+        tl.debug_barrier()
+        p_g = p_prod + (0 + tl.arange(0, 16))[:, None] * COLUMNS
+        b_x0 = tl.load(p_g + 0 + tl.arange(0, 16)[None, :])
+
+        # columns 0 to 15: nodes 0 to 12, with descendants
+        b_y0 = b_c0
+        b_r = b_y0
+        for _ in tl.static_range(2):
+            b_y0 = tl.dot(b_y0, b_x0, acc=b_r, input_precision=DOT)
+        _store_readout(p_read, b_y0, o_p, 0 + tl.arange(0, 16))
+        p_prod += COLUMNS * COLUMNS
 
 
 @triton.jit
@@ -621,79 +761,21 @@ def factor_gdn_3x3x3_d8(
     vectors,
     decays,
     ancestors,
-    matrices,
+    products,
+    readout,
+    inverse,
     scales,
+    HEADS: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """-G and C without its diagonal, transposed: matrices [B, Hv, 2, COLUMNS, ROWS] float32.
-
-    scales [B, Hv, 4, ROWS]: beta, beta P / |k|, P scale / |q| and q.k of each position's node.
-    Grid (ROWS / 16, Hv, B); a program holds 16 rows of G against every column block.
-    """
-    i_r, i_h, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    """What solve needs of HEADS value heads, ready-made.  Grid (Hv / HEADS, B)."""
+    i_h, i_b = tl.program_id(0) * HEADS, tl.program_id(1).to(tl.int64)
     if tl.load(slots + i_b) < 0:
         return
-    i_k = i_h // 2
-    o_p = i_r * 16 + tl.arange(0, 16)
-    o_n = _node(o_p)
-    m_n = o_n < T
-    o_d = tl.arange(0, 128)
-    m_d = o_d < DK
-    p_q = qkv + i_b * (T * C) + i_k * DK
-    p_k = p_q + HK * DK
-    p_row = o_n[None, :] * C + o_d[:, None]
-    m_row = m_n[None, :] & m_d[:, None]
-    b_q = tl.load(p_q + p_row, mask=m_row, other=0.0)  # [DK, B_R]
-    b_k = tl.load(p_k + p_row, mask=m_row, other=0.0)
-    p_vec = vectors + (i_b * (3 * HK) + i_k) * T
-    p_dec = decays + (i_b * (3 * HV) + i_h) * T
-    b_rk = tl.load(p_vec + o_n, mask=m_n, other=0.0)
-    b_rq = tl.load(p_vec + HK * T + o_n, mask=m_n, other=0.0)
-    b_hi = tl.load(p_dec + o_n, mask=m_n, other=0.0)
-    b_lo = tl.load(p_dec + HV * T + o_n, mask=m_n, other=0.0)
-    b_beta = tl.load(p_dec + 2 * HV * T + o_n, mask=m_n, other=0.0)
-    b_gate = b_beta * b_rk
-    b_p = _exp(b_hi, b_lo)
-    p_scale = scales + (i_b * HV + i_h) * (4 * ROWS) + o_p
-    tl.store(p_scale, b_beta)
-    tl.store(p_scale + ROWS, b_p * b_gate)
-    tl.store(p_scale + 2 * ROWS, b_p * b_rq)
-    tl.store(p_scale + 3 * ROWS, tl.load(p_vec + 2 * HK * T + o_n, mask=m_n, other=0.0))
-    b_first = _first(o_n)
-    p_mat = matrices + (i_b * HV + i_h) * (2 * COLUMNS * ROWS) + o_p[None, :]
-
-    # columns 0 to 15: nodes 0 to 12, with descendants
-    if 16 * (i_r + 1) > 0:
-        o_c = tl.arange(0, 16)
-        o_m = o_c
-        m_c = o_m < 13
-        p_col = o_m[:, None] * C + o_d[None, :]
-        m_col = m_c[:, None] & m_d[None, :]
-        b_c = tl.load(p_k + p_col, mask=m_col, other=0.0)  # [columns, DK]
-        b_kk = tl.dot(b_c, b_k)  # [columns, B_R]
-        b_qk = tl.dot(b_c, b_q)
-        o_first, o_last = _first(o_m)[:, None], _last(o_m)[:, None]
-        m_anc = (o_first < b_first[None, :]) & (b_first[None, :] <= o_last)
-        m_anc = m_anc & m_c[:, None] & m_n[None, :]
-        b_chi = tl.load(p_dec + o_m, mask=m_c, other=0.0)
-        b_clo = tl.load(p_dec + HV * T + o_m, mask=m_c, other=0.0)
-        b_crk = tl.load(p_vec + o_m, mask=m_c, other=0.0)
-        b_d = b_hi[None, :] - b_chi[:, None]
-        # never positive, but for a dead node below a live one: its own sum is 0
-        b_d = tl.where(b_d > 0.0, 0.0, b_d)
-        b_d = _exp(b_d, b_lo[None, :] - b_clo[:, None])
-        b_d = tl.where(m_anc, b_d, 0.0) * b_crk[:, None]
-        b_g = -(b_kk * b_d) * b_gate[None, :]
-        # the block's own rows: the nested polynomial on the identity, for every value tile
-        if i_r == 0:
-            b_i = tl.where((0 + o_c)[:, None] == o_p[None, :], 1.0, 0.0)
-            b_x = b_i
-            for _ in range(2):
-                b_x = tl.dot(b_x, b_g, acc=b_i, input_precision=DOT)
-            b_g = b_x
-        p_out = p_mat + (0 + o_c)[:, None] * ROWS
-        tl.store(p_out, b_g)
-        tl.store(p_out + COLUMNS * ROWS, (b_qk * b_d) * b_rq[None, :])
+    p_prod = products + (i_b * HV + i_h) * (COLUMNS * COLUMNS)
+    _factor(
+        qkv, vectors, decays, ancestors, p_prod, readout, inverse, scales, i_h, i_b, HEADS, DOT
+    )
 
 
 @triton.jit
@@ -701,7 +783,12 @@ def solve_gdn_3x3x3_d8(
     qkv,
     state,
     slots,
-    matrices,
+    vectors,
+    decays,
+    ancestors,
+    products,
+    readout,
+    inverse,
     scales,
     u,
     out,
@@ -709,18 +796,21 @@ def solve_gdn_3x3x3_d8(
     stride_ob,
     stride_ot,
     stride_oh,
+    MERGED: tl.constexpr,
+    FOLD: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """U and O of one value tile: state products, nested polynomial, readout.
+    """O of one value tile: R from state products, then O = D_P Q S + Y R.
 
-    Grid (DV / 64, Hv, B).  X <- R - G X runs on the tile: 2 times.
+    Grid (DV / 64, Hv, B).  MERGED: no factor kernel ran; every value tile forms Y itself.
     """
     i_v, i_h, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     i_k = i_h // 2
     o_v = i_v * 64 + tl.arange(0, 64)
     m_v = o_v < DV
-    p_o = out + i_b * stride_ob + i_h.to(tl.int64) * stride_oh + o_v[:, None]
     slot = tl.load(slots + i_b).to(tl.int64)
+    p_s = state + slot * stride_slot + i_h * (DV * DK)
+    p_o = out + i_b * stride_ob + i_h.to(tl.int64) * stride_oh + o_v[:, None]
     if slot < 0:
         b_zero = tl.zeros([64, 16], tl.float32)
         for i_t in range(3):
@@ -728,31 +818,39 @@ def solve_gdn_3x3x3_d8(
             m_o = m_v[:, None] & (o_n < T)[None, :]
             tl.store(p_o + o_n[None, :] * stride_ot, b_zero.to(tl.bfloat16), mask=m_o)
         return
-    p_s = state + slot * stride_slot + i_h * (DV * DK) + o_v[:, None] * DK
+    if MERGED:
+        i_p = (i_b * HV + i_h) * 2 + i_v
+        p_prod = products + i_p * (COLUMNS * COLUMNS)
+        _factor(
+            qkv, vectors, decays, ancestors, p_prod, readout, inverse, scales, i_h, i_b, 1, FOLD
+        )
+        tl.debug_barrier()
+    p_s = p_s + o_v[:, None] * DK
     p_kq = qkv + i_b * (T * C) + i_k * DK
     p_v = qkv + i_b * (T * C) + 2 * HK * DK + i_h * DV + o_v[:, None]
     p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
-    p_g = matrices + (i_b * HV + i_h) * (2 * COLUMNS * ROWS)
-    p_c = p_g + COLUMNS * ROWS
+    p_y = readout + (i_b * HV + i_h) * (2 * ROWS * COLUMNS)
 
     # the state against k and q of every node, as one operand with columns k0 q0 k1 q1 ...
     o_c = tl.arange(0, 32)
     o_n = o_c // 2
     m_kq0 = o_n < 13
-    o_kq0 = o_n * C + tl.where(o_c % 2 == 0, HK * DK, 0)
+    o_kq0 = o_n * C + (1 - o_c % 2) * (HK * DK)
     b_a0 = tl.zeros([64, 32], tl.float32)
     o_c = tl.arange(0, 64)
     o_n = 13 + o_c // 2
     m_kq1 = o_n < 40
-    o_kq1 = o_n * C + tl.where(o_c % 2 == 0, HK * DK, 0)
+    o_kq1 = o_n * C + (1 - o_c % 2) * (HK * DK)
     b_a1 = tl.zeros([64, 64], tl.float32)
     for i_d in range(4):
         o_d = i_d * 32 + tl.arange(0, 32)
         m_d = o_d < DK
-        b_s = tl.load(p_s + o_d[None, :], mask=m_v[:, None] & m_d[None, :], other=0.0)
+        m_s = m_v[:, None] & m_d[None, :]
+        b_s = tl.load(p_s + o_d[None, :], mask=m_s, other=0.0, eviction_policy="evict_first")
         # q and k are exact in bf16: two terms of the state keep products at float32 grade
-        b_s1 = b_s.to(tl.bfloat16)
-        b_s2 = (b_s - b_s1.to(tl.float32)).to(tl.bfloat16)
+        b_s1 = _coarse(b_s)
+        b_s2 = (b_s - b_s1).to(tl.bfloat16)
+        b_s1 = b_s1.to(tl.bfloat16)
         p_b = p_kq + o_kq0[None, :] + o_d[:, None]
         b_kq = tl.load(p_b, mask=m_kq0[None, :] & m_d[:, None], other=0.0)
         b_a0 = tl.dot(b_s2, b_kq, acc=b_a0)
@@ -762,44 +860,51 @@ def solve_gdn_3x3x3_d8(
         b_a1 = tl.dot(b_s2, b_kq, acc=b_a1)
         b_a1 = tl.dot(b_s1, b_kq, acc=b_a1)
 
-    # nodes 0 to 12, with descendants
+    # positions 0 to 15
     o_p = 0 + tl.arange(0, 16)
     o_n = tl.arange(0, 16)
     m_n = o_n < 13
     b_ks, b_qs = tl.split(tl.reshape(b_a0, [64, 16, 2]))  # [B_V, nodes]
-    b_beta = tl.load(p_scale + o_p)
-    b_gate = tl.load(p_scale + ROWS + o_p)
-    b_read = tl.load(p_scale + 2 * ROWS + o_p)
-    b_self = tl.load(p_scale + 3 * ROWS + o_p)
     m_o = m_v[:, None] & m_n[None, :]
     b_v = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0).to(tl.float32)
-    b_u0 = b_beta[None, :] * b_v - b_gate[None, :] * b_ks
-    b_o = b_read[None, :] * b_qs
-    p_m = (0 + tl.arange(0, 16))[:, None] * ROWS + o_p[None, :]
-    b_g = tl.load(p_g + p_m)  # (I + G)^-1 of this block, transposed
-    b_u0 = tl.dot(b_u0, b_g, input_precision=DOT)
-    b_o = tl.dot(b_u0, tl.load(p_c + p_m), acc=b_o, input_precision=DOT)
-    b_o += b_self[None, :] * b_u0
+    m_p = o_p < ROWS
+    b_gate = tl.load(p_scale + ROWS + o_p, mask=m_p, other=0.0)
+    b_r = tl.load(p_scale + o_p, mask=m_p, other=0.0)[None, :] * b_v - b_gate[None, :] * b_ks
+    b_o = tl.load(p_scale + 2 * ROWS + o_p, mask=m_p, other=0.0)[None, :] * b_qs
+    b_h = _coarse(b_r)
+    b_r0l = (b_r - b_h).to(tl.bfloat16)
+    b_r0h = b_h.to(tl.bfloat16)
+    o_c = 0 + tl.arange(0, 16)
+    p_m = o_p[None, :] * COLUMNS + o_c[:, None]
+    m_m = (o_p < ROWS)[None, :] & (o_c < COLUMNS)[:, None]
+    b_y1 = tl.load(p_y + p_m, mask=m_m, other=0.0)
+    b_y2 = tl.load(p_y + ROWS * COLUMNS + p_m, mask=m_m, other=0.0)
+    b_o = tl.dot(b_r0l, b_y1, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y2, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y1, acc=b_o)
     m_all = m_v[:, None] & (o_n < 13)[None, :]
     tl.store(p_o + o_n[None, :] * stride_ot, b_o.to(tl.bfloat16), mask=m_all)
 
-    # nodes 13 to 39, leaves
+    # positions 16 to 47
     o_p = 16 + tl.arange(0, 32)
     o_n = 13 + tl.arange(0, 32)
     m_n = o_n < 40
     b_ks, b_qs = tl.split(tl.reshape(b_a1, [64, 32, 2]))  # [B_V, nodes]
-    b_beta = tl.load(p_scale + o_p)
-    b_gate = tl.load(p_scale + ROWS + o_p)
-    b_read = tl.load(p_scale + 2 * ROWS + o_p)
-    b_self = tl.load(p_scale + 3 * ROWS + o_p)
     m_o = m_v[:, None] & m_n[None, :]
     b_v = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0).to(tl.float32)
-    b_u1 = b_beta[None, :] * b_v - b_gate[None, :] * b_ks
-    b_o = b_read[None, :] * b_qs
-    p_m = (0 + tl.arange(0, 16))[:, None] * ROWS + o_p[None, :]
-    b_u1 = tl.dot(b_u0, tl.load(p_g + p_m), acc=b_u1, input_precision=DOT)
-    b_o = tl.dot(b_u0, tl.load(p_c + p_m), acc=b_o, input_precision=DOT)
-    b_o += b_self[None, :] * b_u1
+    m_p = o_p < ROWS
+    b_gate = tl.load(p_scale + ROWS + o_p, mask=m_p, other=0.0)
+    b_r = tl.load(p_scale + o_p, mask=m_p, other=0.0)[None, :] * b_v - b_gate[None, :] * b_ks
+    b_o = tl.load(p_scale + 2 * ROWS + o_p, mask=m_p, other=0.0)[None, :] * b_qs
+    b_o += tl.load(p_scale + 3 * ROWS + o_p, mask=o_p < ROWS, other=0.0)[None, :] * b_r
+    o_c = 0 + tl.arange(0, 16)
+    p_m = o_p[None, :] * COLUMNS + o_c[:, None]
+    m_m = (o_p < ROWS)[None, :] & (o_c < COLUMNS)[:, None]
+    b_y1 = tl.load(p_y + p_m, mask=m_m, other=0.0)
+    b_y2 = tl.load(p_y + ROWS * COLUMNS + p_m, mask=m_m, other=0.0)
+    b_o = tl.dot(b_r0l, b_y1, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y2, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y1, acc=b_o)
     m_all = m_v[:, None] & (o_n < 40)[None, :]
     tl.store(p_o + o_n[None, :] * stride_ot, b_o.to(tl.bfloat16), mask=m_all)
 
@@ -838,16 +943,21 @@ def _accepted(nodes, live, i_b):
 
 
 @triton.jit
-def _replayed(b_y, p_kept, o_c, m_c, b_x, b_x1, b_x2, b_x3):
-    """One row of the convolution, term by term as prepare computed it, and rounded alike."""
-    b_w = tl.load(p_kept + o_c * (W + 1) + 0, mask=m_c, other=0.0).to(tl.float32)
-    b_y = tl.fma(b_x3, b_w, b_y)
-    b_w = tl.load(p_kept + o_c * (W + 1) + 1, mask=m_c, other=0.0).to(tl.float32)
-    b_y = tl.fma(b_x2, b_w, b_y)
-    b_w = tl.load(p_kept + o_c * (W + 1) + 2, mask=m_c, other=0.0).to(tl.float32)
-    b_y = tl.fma(b_x1, b_w, b_y)
-    b_w = tl.load(p_kept + o_c * (W + 1) + 3, mask=m_c, other=0.0).to(tl.float32)
-    return _silu(tl.fma(b_x, b_w, b_y)).to(tl.float32)
+def _replay_rows(p_rows, p_kept, parents, o_n, o_d, m_d, c, CONVOLVED: tl.constexpr):
+    """One head's rows, channels c + o_d, at the path's nodes o_n, as verify convolved them."""
+    m = (o_n >= 0)[:, None] & m_d[None, :]
+    p_rows = p_rows + c
+    if CONVOLVED:
+        b_x = tl.load(p_rows + o_n[:, None] * C + o_d[None, :], mask=m, other=0.0)
+    else:
+        o_c = c + o_d
+        b_bias = tl.load(p_kept + o_c * (W + 1) + W, mask=m_d, other=0.0).to(tl.float32)
+        b_w0 = tl.load(p_kept + o_c * (W + 1) + 0, mask=m_d, other=0.0).to(tl.float32)
+        b_w1 = tl.load(p_kept + o_c * (W + 1) + 1, mask=m_d, other=0.0).to(tl.float32)
+        b_w2 = tl.load(p_kept + o_c * (W + 1) + 2, mask=m_d, other=0.0).to(tl.float32)
+        b_w3 = tl.load(p_kept + o_c * (W + 1) + 3, mask=m_d, other=0.0).to(tl.float32)
+        b_x = _convolve(p_rows, parents, o_n, m, o_d, b_bias, b_w0, b_w1, b_w2, b_w3)
+    return b_x.to(tl.float32)
 
 
 @triton.jit
@@ -860,6 +970,7 @@ def _commit_state(
     p_rows,
     p_kept,
     p_gates,
+    parents,
     b_path,
     n,
     c_k,
@@ -868,53 +979,30 @@ def _commit_state(
     m_v,
     CONVOLVED: tl.constexpr,
 ):
-    """Run the recurrence along the accepted path from kept rows; store at `track` and the end."""
+    """Run the recurrence along the accepted path from kept rows; store at `track` and the end.
+
+    Rows and gates of 4 nodes at a time, then one step of the recurrence a node.
+    """
     o_d = tl.arange(0, 128)
     m_d = o_d < DK
-    o_k = c_k + o_d
-    o_v = c_v + o_v
-    b_bk = tl.zeros([128], tl.float32)
-    b_bv = tl.zeros([64], tl.float32)
-    b_k1 = b_bk
-    b_v1 = b_bv
-    b_k2 = b_bk
-    b_v2 = b_bv
-    b_k3 = b_bk
-    b_v3 = b_bv
-    if not CONVOLVED:
-        b_bk += tl.load(p_kept + o_k * (W + 1) + W, mask=m_d, other=0.0).to(tl.float32)
-        b_bv += tl.load(p_kept + o_v * (W + 1) + W, mask=m_v, other=0.0).to(tl.float32)
-        p_old = p_rows + 2 * C
-        b_k1 += tl.load(p_old + o_k, mask=m_d, other=0.0).to(tl.float32)
-        b_v1 += tl.load(p_old + o_v, mask=m_v, other=0.0).to(tl.float32)
-        p_old = p_rows + 1 * C
-        b_k2 += tl.load(p_old + o_k, mask=m_d, other=0.0).to(tl.float32)
-        b_v2 += tl.load(p_old + o_v, mask=m_v, other=0.0).to(tl.float32)
-        p_old = p_rows + 0 * C
-        b_k3 += tl.load(p_old + o_k, mask=m_d, other=0.0).to(tl.float32)
-        b_v3 += tl.load(p_old + o_v, mask=m_v, other=0.0).to(tl.float32)
-    for i in range(0, n):
-        node = _at(b_path, i)
-        p_row = p_rows + (node + (W - 1)) * C
-        b_xk = tl.load(p_row + o_k, mask=m_d, other=0.0).to(tl.float32)
-        b_xv = tl.load(p_row + o_v, mask=m_v, other=0.0).to(tl.float32)
-        b_k, b_v = b_xk, b_xv
-        if not CONVOLVED:
-            b_k = _replayed(b_bk, p_kept, o_k, m_d, b_xk, b_k1, b_k2, b_k3)
-            b_v = _replayed(b_bv, p_kept, o_v, m_v, b_xv, b_v1, b_v2, b_v3)
-            b_k3 = b_k2
-            b_v3 = b_v2
-            b_k2 = b_k1
-            b_v2 = b_v1
-            b_k1 = b_xk
-            b_v1 = b_xv
-        b_k = b_k * (1.0 / tl.sqrt(tl.sum(b_k * b_k, 0) + 1e-6))
-        b_beta = tl.load(p_gates + node * (2 * HV) + HV)
-        b_s = b_s * _exp(tl.load(p_gates + node * (2 * HV)), 0.0)
-        b_u = b_beta * (b_v - tl.sum(b_s * b_k[None, :], 1))
-        b_s = b_s + b_u[:, None] * b_k[None, :]
-        if node == track:
-            tl.store(p_track, b_s.to(tl.float32), mask=m_s)
+    o_i = tl.arange(0, 4)
+    for i_p in range(0, n, 4):
+        o_n = b_path
+        b_k = _replay_rows(p_rows, p_kept, parents, o_n, o_d, m_d, c_k, CONVOLVED)
+        b_k = b_k * (1.0 / tl.sqrt(tl.sum(b_k * b_k, 1) + 1e-6))[:, None]
+        b_v = _replay_rows(p_rows, p_kept, parents, o_n, o_v, m_v, c_v, CONVOLVED)
+        b_g = _exp(tl.load(p_gates + o_n * (2 * HV), mask=o_n >= 0, other=0.0), 0.0)
+        b_beta = tl.load(p_gates + o_n * (2 * HV) + HV, mask=o_n >= 0, other=0.0)
+        for i in range(0, tl.minimum(n - i_p, 4)):
+            m_i = o_i == i
+            b_ki = tl.sum(tl.where(m_i[:, None], b_k, 0.0), 0)
+            b_vi = tl.sum(tl.where(m_i[:, None], b_v, 0.0), 0)
+            b_s = b_s * tl.sum(tl.where(m_i, b_g, 0.0), 0)
+            b_u = b_vi - tl.sum(b_s * b_ki[None, :], 1)
+            b_u = b_u * tl.sum(tl.where(m_i, b_beta, 0.0), 0)
+            b_s = b_s + b_u[:, None] * b_ki[None, :]
+            if tl.max(tl.where(m_i, o_n, -1), 0) == track:
+                tl.store(p_track, b_s.to(tl.float32), mask=m_s)
     tl.store(p_s, b_s.to(tl.float32), mask=m_s)
 
 
@@ -984,9 +1072,10 @@ def commit_gdn_3x3x3_d8(
             m_s,
             p_s + track_slot * stride_ss,
             track,
-            p_rows,
+            p_rows + (W - 1) * C,
             p_kept,
             p_gates,
+            parents,
             b_path,
             n,
             c_k,
@@ -1022,10 +1111,11 @@ class Factors:
     write gate), from which commit replays the accepted path.
     live [B, T].
 
-    One layer's scratch: qkv [B, T, C] after the convolution, vectors [B, 3, Hk, T] float32
-    (1/|k|, scale/|q|, q.k), decays [B, 3, Hv, T] float32 (log P in two floats, write gate),
-    matrices [B, Hv, 2, COLUMNS, ROWS] (-G, C) and scales
-    [B, Hv, 4, ROWS] float32.
+    One layer's scratch: qkv [B, T, C] after the convolution, vectors [B, 2, Hk, T] float32
+    (scale/|q|, 1/|k|), decays [B, 3, Hv, T] float32 (log P in two floats, write gate),
+    products [B, Hv, COLUMNS, COLUMNS] float32 (-G, then its blocks' inverses),
+    readout [B, Hv, 2, ROWS, COLUMNS] (Y in two bf16 terms),
+    scales [B, Hv, 4, ROWS] float32.
 
     Set `check = False` to skip argument checks; those of contents synchronise, and are skipped
     during graph capture as well.
@@ -1041,7 +1131,9 @@ class Factors:
     qkv: torch.Tensor
     vectors: torch.Tensor
     decays: torch.Tensor
-    matrices: torch.Tensor
+    products: torch.Tensor
+    readout: torch.Tensor
+    inverse: torch.Tensor | None
     scales: torch.Tensor
     ancestors: torch.Tensor | None
     check: bool = True
@@ -1066,8 +1158,8 @@ class Factors:
     @property
     def scratch_bytes(self) -> int:
         """Bytes of one layer's scratch, reused by every layer."""
-        scratch = (self.qkv, self.vectors, self.decays, self.matrices, self.scales)
-        scratch = (*scratch, self.ancestors)
+        scratch = (self.qkv, self.vectors, self.decays, self.products, self.readout)
+        scratch = (*scratch, self.inverse, self.scales, self.ancestors)
         return sum(t.numel() * t.element_size() for t in scratch if t is not None)
 
 
@@ -1088,9 +1180,12 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
         live=torch.zeros(batch, 40, dtype=torch.int8, device=device),
         parents=None,
         qkv=empty(batch, 40, 8192, dtype=MODULE.dtype),
-        vectors=empty(batch, 3, 16, 40),
+        vectors=empty(batch, 2, 16, 40),
         decays=empty(batch, 3, 32, 40),
-        matrices=empty(batch, 32, 2, 16, 48),
+        # where solve is merged with factor, each value tile has its own
+        products=empty(max(batch, 2), 32, 16, 16),
+        readout=empty(batch, 32, 2, 48, 16, dtype=torch.bfloat16),
+        inverse=None,
         scales=empty(batch, 32, 4, 48),
         ancestors=None,
     )
@@ -1204,7 +1299,12 @@ def _verify(q, k, v, gate, conv, pool, options):
                 None, live, slots, None, f.live, None, 0, 0, *s_l, HAS_LIVE=True, num_warps=1
             )
         masked = live is not None
-        prepare_gdn_3x3x3_d8[(49, 5, batch)](
+        # few requests: more programs, of fewer nodes; many: each head's rows fetched once
+        tiles = 5 if batch >= 16 else 1
+        if 4 <= batch < 16:
+            tiles = 3
+        programs = 5 + 64 * -(-5 // tiles)
+        prepare_gdn_3x3x3_d8[(programs, batch)](
             q[0],
             k[0],
             v[0],
@@ -1233,34 +1333,49 @@ def _verify(q, k, v, gate, conv, pool, options):
             conv[3],
             CONVOLVE=conv[0] is not None,
             MASKED=masked,
+            TILES=tiles,
             num_warps=4,
         )
-        factor_gdn_3x3x3_d8[(3, 32, batch)](
-            f.qkv,
-            slots,
-            f.vectors,
-            f.decays,
-            f.ancestors,
-            f.matrices,
-            f.scales,
-            DOT=DOT,
-            num_warps=1,
-            num_stages=2,
-        )
+        merged = batch <= 1
+        if not merged:
+            # a key head's value heads share its products, where there are enough key heads
+            heads = 2 if batch >= 32 else 1
+            factor_gdn_3x3x3_d8[(32 // heads, batch)](
+                f.qkv,
+                slots,
+                f.vectors,
+                f.decays,
+                f.ancestors,
+                f.products,
+                f.readout,
+                f.inverse,
+                f.scales,
+                HEADS=heads,
+                DOT=FOLD,
+                num_warps=4,
+                num_stages=1,
+            )
         solve_gdn_3x3x3_d8[(2, 32, batch)](
             f.qkv,
             state,
             slots,
-            f.matrices,
+            f.vectors,
+            f.decays,
+            f.ancestors,
+            f.products,
+            f.readout,
+            f.inverse,
             f.scales,
             None,
             out,
             state.stride(0),
             *out.stride()[:3],
+            MERGED=merged,
+            FOLD=FOLD,
             DOT=DOT,
             num_warps=4,
-            num_stages=2,
-            **CAP,
+            num_stages=3,
+            **({} if merged else CAP),
         )
     return out
 

@@ -11,7 +11,7 @@ def kernels_of(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
     kernels = [
         Kernel(f"trace_{name}", _trace(plan), 1, 1),
         Kernel(f"prepare_{name}", _prepare(plan), tiling.warps_prepare, 1),
-        Kernel(f"factor_{name}", _factor(plan), tiling.warps_factor, tiling.stages),
+        Kernel(f"factor_{name}", _factor(plan), tiling.warps_factor, 1),
         Kernel(f"solve_{name}", _solve(plan), tiling.warps_solve, tiling.stages, tiling.maxnreg),
         Kernel(f"commit_{name}", _commit(plan), tiling.warps_commit, 1),
     ]
@@ -77,6 +77,7 @@ def _prepare(plan: TreePlan) -> tuple[Param, ...]:
         *(Param(f"stride_{s}", "i32", aligned=False) for s in gate_strides),
         *_strides("slot"),
         *_constants(CONVOLVE=True, MASKED=not plan.tree.is_static),
+        *_constants(TILES=1),
     )
 
 
@@ -86,8 +87,11 @@ def _factor(plan: TreePlan) -> tuple[Param, ...]:
         *_pointers("*i64", "slots"),
         *_pointers("*fp32", "vectors", "decays"),
         *_given(plan, "*i32", "ancestors"),
-        *_pointers("*fp32", "matrices", "scales"),
-        *_constants(DOT=_dot(plan)),
+        *_pointers("*fp32", "products"),
+        *_pointers(_readout(plan), "readout"),
+        *_inverse(plan),
+        *_pointers("*fp32", "scales"),
+        *_constants(HEADS=1, DOT=plan.precision.fold or _dot(plan)),
     )
 
 
@@ -99,12 +103,17 @@ def _solve(plan: TreePlan) -> tuple[Param, ...]:
         *_pointers(plan.spec.dtype.pointer, "qkv"),
         *_pointers(plan.spec.state_dtype.pointer, "state"),
         *_pointers("*i64", "slots"),
-        *_pointers("*fp32", "matrices", "scales"),
+        *_pointers("*fp32", "vectors", "decays"),
+        *_given(plan, "*i32", "ancestors"),
+        *_pointers("*fp32", "products"),
+        *_pointers(_readout(plan), "readout"),
+        *_inverse(plan),
+        *_pointers("*fp32", "scales"),
         *(_absent("u") if replay else _pointers("*fp32", "u")),
         *_pointers(plan.spec.dtype.pointer, "out"),
         *nodes,
         *_strides("slot", "ob", "ot", "oh"),
-        *_constants(DOT=_dot(plan)),
+        *_constants(MERGED=False, FOLD=None, DOT=_dot(plan)),
     )
 
 
@@ -130,3 +139,11 @@ def _commit(plan: TreePlan) -> tuple[Param, ...]:
 def _dot(plan: TreePlan) -> str:
     hip = plan.target is not None and plan.target.backend == "hip"
     return plan.precision.hip_dot if hip else plan.precision.dot
+
+
+def _readout(plan: TreePlan) -> str:
+    return "*bf16" if plan.precision.readout_terms else "*fp32"
+
+
+def _inverse(plan: TreePlan) -> tuple[Param, ...]:
+    return _absent("inverse") if plan.spec.factors == "replay" else _pointers("*fp32", "inverse")

@@ -19,6 +19,9 @@ def check_plan(plan: TreePlan) -> None:
         _need(any(node >= 0 for node in block.nodes), f"block at {start} holds no node")
         start += block.rows
     _need(0 <= plan.steps <= plan.depth, f"steps {plan.steps} must lie in 0..{plan.depth}")
+    if plan.tiling.rolled:
+        _need(not plan.precision.readout_terms, "column blocks in loops read Y back in float32")
+        _need(all(b.inverted for b in plan.columns), "column blocks in loops must be inverted")
     if plan.tree.is_static:
         _check_static(plan)
 

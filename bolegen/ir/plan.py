@@ -29,8 +29,8 @@ class Block:
     ``nodes`` holds the user's node of each position, -1 for padding; ``column`` says whether
     the block has a place in G's columns (one of its nodes has descendants) and ``steps``
     how often its diagonal block of G is applied: the most ancestors that a node has inside.
-    ``inverted``: those steps are run once a head on the identity, X <- I - G X, and every value
-    tile multiplies by the result instead.
+    ``inverted``: those steps are run once a head on the identity, X <- I - G X, and every row
+    multiplies by the result instead.
     """
 
     start: int
@@ -50,26 +50,41 @@ class Precision:
     """How each product is formed (docs/theory.md, fact 3).
 
     ``state_terms``: bf16 terms of the state against q and k, 0 where it enters whole under
-    ``dot``. ``dot`` and ``hip_dot``: products of fp32 pairs on NVIDIA and on AMD.
+    ``dot``; ``readout_terms``: of R and Y against one another, likewise. ``dot`` and ``hip_dot``:
+    products of fp32 pairs on NVIDIA and on AMD; ``fold``: those that form Y, where it may be less.
     """
 
     state_terms: int = 0
+    readout_terms: int = 0
     dot: str = "ieee"
     hip_dot: str = "ieee"
+    fold: str | None = None
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Program shapes: b_n nodes of a prepare program, b_r rows of a factor program, and of a solve
-    program the value tile b_v, the chunk b_k of d_k and a cap of registers a thread.
+    """Program shapes. Prepare: b_g nodes' gates, b_n nodes' rows at a time. Factor: b_r rows of Y.
+    Solve: the value tile b_v, the chunk b_k of d_k and a cap of registers a thread.
 
-    ``fused``: one loop over d_k forms the state's products with every block at once.
+    How the number of requests cuts the work, without a bit of difference in the result: a program
+    of prepare takes all nodes of its head from ``full_batch`` on, half of them from ``half_batch``
+    on, else one tile; one of factor takes ``heads`` value heads from ``share_batch`` on, else one;
+    up to ``merge_batch`` factor is not launched, every program of solve does its work.
+
+    ``fused``: one loop over d_k forms the state's products with every tile of nodes at once.
+    ``rolled``: Y's column blocks in loops, for more of them than are worth writing out.
     """
 
     b_n: int = 16
     b_r: int = 16
     b_v: int = 16
     b_k: int = 16
+    b_g: int = 8
+    heads: int = 1
+    half_batch: int = 1
+    full_batch: int = 1
+    share_batch: int = 1
+    merge_batch: int = 0
     warps_prepare: int = 4
     warps_factor: int = 4
     warps_solve: int = 4
@@ -77,6 +92,7 @@ class Tiling:
     stages: int = 1
     maxnreg: int = 255
     fused: bool = True
+    rolled: bool = False
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,8 @@ def test_a_corrupted_plan_computes_something_else(name: str) -> None:
     wrong = replace(plan, spans=tuple(spans), blocks=blocks)
     operands = exact(np.random.default_rng(4), tree.nodes)
     (u, o), (wrong_u, wrong_o) = interpret(plan, operands), interpret(wrong, operands)
-    assert (u != wrong_u).any()
+    # U starts one power ahead of O: only O needs the last one
+    assert (u != wrong_u).any() or name == "power"
     assert (o != wrong_o).any()
 
 

@@ -116,9 +116,8 @@ def claim_fewer_steps(plan: TreePlan) -> TreePlan:
 CORRUPTIONS: list[tuple[Callable[[TreePlan], TreePlan], str]] = [
     (let_sibling_in, "node 3 sees node 2, which is not an ancestor"),
     (leave_ancestor_out, "node 30 misses node 2, which is an ancestor"),
-    (drop_power, "node 4: U of the plan is not the recurrence's"),
+    (drop_power, "node 4: O of the plan is not the recurrence's"),
     (drop_columns, "node 1: U of the plan is not the recurrence's"),
-    (turn_blocks, "is not the recurrence's"),
     (claim_fewer_steps, "2 steps are too few: node 13 is at level 3"),
 ]
 
@@ -146,7 +145,7 @@ def test_equality_alone_refutes_a_wrong_mask(
 def test_one_power_too_few_is_refuted_at_every_depth(depth: int, solver: Solver) -> None:
     plan = plan_template(f"chain:{depth}", solver=solver)
     assert prove_plan(plan).depth == depth
-    with pytest.raises(ProofError, match=r"node \d+: U of the plan"):
+    with pytest.raises(ProofError, match=r"node \d+: O of the plan"):
         prove_plan(drop_power(plan))
 
 
@@ -161,6 +160,11 @@ def test_a_node_that_no_block_holds_is_refuted() -> None:
     lost = replace(plan, blocks=(Block(0, (0, 1, 2, 3, 4, 5, -1), True, 2),))
     with pytest.raises(ProofError, match="node 6: U"):
         prove_plan(lost)
+
+
+def test_column_blocks_before_those_of_their_ancestors_are_refuted() -> None:
+    with pytest.raises(ProofError, match="is not the recurrence's"):
+        prove_plan(turn_blocks(plan_template("chain:40")))
 
 
 def test_runtime_blocks_that_fail_some_tree_are_refuted() -> None:

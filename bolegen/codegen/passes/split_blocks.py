@@ -10,11 +10,12 @@ __all__ = ["split_blocks"]
 
 _ROW = 16  # smallest side of a tensor-core product
 _MOST_LEVEL_BLOCKS = 32
-_DEEPEST_HORNER = 32  # products nested in one block
+_DEEPEST_HORNER = 16  # products nested in one block
+_LARGEST_INVERSE = 32
 
 
 def split_blocks(plan: TreePlan) -> TreePlan:
-    """One block of T rows -> blocks of 16 to 64 rows, columns only where a node has descendants.
+    """One block of T rows -> blocks of 16 to 64 rows, those with descendants first.
 
     (3,3,3): 13 nodes with descendants in a block of 16 that applies G twice inside, then 27
     leaves in a block of 32 that has no columns.
@@ -27,10 +28,18 @@ def split_blocks(plan: TreePlan) -> TreePlan:
         )
     blocks: list[Block] = []
     start = 0
-    for group in groups:
+    for group in sorted(groups, key=lambda nodes: not _has_columns(plan, nodes)):
         blocks.append(_block(plan, start, group))
         start += len(group)
-    return replace(plan, blocks=tuple(blocks))
+    return replace(plan, blocks=_invert(tuple(blocks)))
+
+
+def _invert(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Several equal blocks are inverted together, each by its own steps on the identity."""
+    sizes = [block.rows for block in blocks if block.column]
+    if len(sizes) < 2 or len(set(sizes)) > 1 or sizes[0] > _LARGEST_INVERSE:
+        return blocks
+    return tuple(replace(block, inverted=block.column) for block in blocks)
 
 
 def _groups(plan: TreePlan) -> list[tuple[int, ...]]:
@@ -54,7 +63,7 @@ def _groups(plan: TreePlan) -> list[tuple[int, ...]]:
 def _largest(plan: TreePlan) -> int:
     if plan.solver is not Solver.SUBSTITUTION:
         # nested intermediates grow like 2.9^steps with beta near 2: docs/theory.md, fact 1
-        return 64 if plan.solver is Solver.LEVELS or plan.steps <= _DEEPEST_HORNER else 32
+        return 64 if plan.solver is Solver.LEVELS or plan.steps <= _DEEPEST_HORNER else _ROW
     return 16 if plan.tree.nodes <= 128 else 32
 
 
@@ -64,19 +73,27 @@ def _padded(count: int) -> int:
 
 def _cut(nodes: Sequence[int], largest: int) -> list[tuple[int, ...]]:
     """Powers of two, largest first: 40 nodes are 32 + 16 rows, the last 8 of them padding."""
-    groups = []
+    groups: list[tuple[int, ...]] = []
     rest = list(nodes)
     while rest:
         size = min(largest, 1 << (_padded(len(rest)).bit_length() - 1))
+        # the last of several equal blocks is padded to their size
+        if groups and largest <= _LARGEST_INVERSE:
+            size = largest
         group, rest = rest[:size], rest[size:]
         groups.append(tuple(group + [-1] * (size - len(group))))
     return groups
 
 
+def _has_columns(plan: TreePlan, nodes: Sequence[int]) -> bool:
+    """Whether a node of the group has descendants; at run time any may."""
+    return not plan.tree.is_static or any(plan.tree.children[n] for n in nodes if n >= 0)
+
+
 def _block(plan: TreePlan, start: int, nodes: tuple[int, ...]) -> Block:
+    column = _has_columns(plan, nodes)
     if not plan.tree.is_static:
-        steps = min(plan.steps, len(nodes) - 1)
-        return Block(start, nodes, column=True, steps=steps, inverted=_inverts(nodes, steps))
+        return Block(start, nodes, column, steps=min(plan.steps, len(nodes) - 1))
     inside = {node for node in nodes if node >= 0}
     parents = plan.tree.parents or ()
     above: dict[int, int] = {}
@@ -87,11 +104,4 @@ def _block(plan: TreePlan, start: int, nodes: tuple[int, ...]) -> Block:
             count += at in inside
             at = parents[at]
         above[node] = count
-    column = any(plan.tree.children[node] for node in inside)
-    steps = max(above.values(), default=0)
-    return Block(start, nodes, column, steps, inverted=column and _inverts(nodes, steps))
-
-
-def _inverts(nodes: tuple[int, ...], steps: int) -> bool:
-    """Whether one product by the block's inverse replaces ``steps`` products by the block."""
-    return len(nodes) == _ROW and steps > 1
+    return Block(start, nodes, column, steps=max(above.values(), default=0))

@@ -7,6 +7,8 @@ from bolegen.ir import PORTABLE_SMEM, Tiling, TreePlan
 
 __all__ = ["tile_values"]
 
+_WRITTEN_OUT = 100  # products of Y's column blocks that one kernel may hold
+
 
 def tile_values(plan: TreePlan) -> TreePlan:
     """Tiling: smallest -> the widest value tile that fits. 64 wide at d 128 and T = 40.
@@ -26,20 +28,39 @@ def tile_values(plan: TreePlan) -> TreePlan:
             f"{_smem(plan, b_v)} bytes of shared memory, {name} has {smem}; "
             "use --solver substitution"
         )
-    small = plan.rows <= 48
+    small = plan.rows <= 64
     # a cap on registers pays where the code nearly fits under it: products of bf16 operands
     cap = (128 if small else 168) if plan.precision.state_terms else 255
+    b_r = min(64, _power(plan.rows))
+    while b_r > 16 and 3 * b_r * d_k * plan.spec.dtype.bytes > smem:
+        b_r //= 2
+    rolled = _is_rolled(plan, b_r)
     tiling = Tiling(
         b_n=8,
-        b_r=min(32, min(block.rows for block in plan.blocks)),
+        b_r=b_r,
         b_v=b_v,
         b_k=min(32, d_k),
-        warps_factor=1,
-        stages=2,
+        half_batch=4,
+        full_batch=16,
+        share_batch=32,
+        merge_batch=0 if rolled else 1,
+        heads=plan.spec.ratio if len(plan.columns) == 1 else 1,
+        stages=3,
         maxnreg=cap,
         fused=plan.rows <= 96,
+        rolled=rolled,
     )
-    return replace(plan, tiling=tiling)
+    precision = plan.precision
+    if rolled:
+        precision = replace(precision, readout_terms=0, fold=None)
+    return replace(plan, tiling=tiling, precision=precision)
+
+
+def _is_rolled(plan: TreePlan, b_r: int) -> bool:
+    """Whether Y's column blocks run in loops, on tiles that are read back in float32."""
+    blocks = len(plan.columns)
+    products = -(-plan.rows // b_r) * blocks * (blocks + 1) // 2
+    return products > _WRITTEN_OUT and all(block.inverted for block in plan.columns)
 
 
 def _smem(plan: TreePlan, b_v: int) -> int:

@@ -1,0 +1,173 @@
+"""plan -> the blocks, row tiles and node tiles that the templates of factor and solve spell."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from bolegen.ir import Block, TreePlan
+
+__all__ = ["UNROLLED", "cut_tiles", "power", "tiles_of"]
+
+UNROLLED = 16  # products with a diagonal block written out; more run in a loop
+
+
+def cut_tiles(plan: TreePlan) -> dict[str, Any]:
+    """Column blocks of Y, the rows that factor forms at a time and the nodes that solve does."""
+    columns = [_column(plan, block) for block in plan.columns]
+    sides = {column["rows"] for column in columns}
+    side = min(sides) if sides else 16
+    even = len(sides) == 1 and side <= plan.tiling.b_r
+    tiles = [_tile(plan, i, *cut) for i, cut in enumerate(_cuts(plan))]
+    for tile in tiles:
+        tile["columns"] = [t for t in tiles if t["width"] and t["index"] <= tile["index"]]
+    starts = range(0, plan.rows, plan.tiling.b_r)
+    row_tiles = [_row_tile(plan, columns, start, even) for start in starts]
+    return {
+        "columns": columns,
+        "row_tiles": row_tiles,
+        "tiles": tiles,
+        "shared": len(row_tiles) == 1 and not plan.tiling.rolled,
+        "leaves": plan.rows > plan.column_count,
+        "inverted": any(block.inverted for block in plan.columns),
+        "side": side,
+        "batch": min(plan.tiling.b_r // side, power(len(columns))) if columns else 1,
+        "steps_inside": max((block.steps for block in plan.columns), default=0),
+        "unrolled": UNROLLED,
+    }
+
+
+def _row_tile(
+    plan: TreePlan, columns: list[dict[str, Any]], start: int, even: bool
+) -> dict[str, Any]:
+    """b_r rows of Y from ``start`` on, against the column blocks that they may meet."""
+    b_r = plan.tiling.b_r
+    blocks = [column for column in columns if column["start"] < start + b_r]
+    # solve reads whole tiles of up to 64 nodes, zeros above the diagonal included
+    end = 64 * tiles_of(start + b_r, 64)
+    zeros = [column for column in columns if start + b_r <= column["start"] < end]
+    parts: list[dict[str, Any]] = []
+    done = 0
+    while done < len(blocks):
+        first, side = blocks[done], blocks[done]["rows"]
+        # equal blocks are formed together and then taken apart
+        width = min(b_r // side, power(len(blocks) - done)) if even else 1
+        parts.append(
+            _part(plan, first["start"], width * side)
+            | {
+                "index": len(parts),
+                "first": done,
+                "width": width,
+                "blocks": blocks[done : done + width],
+                "names": partial(_pair_of_names, done, len(blocks)),
+            }
+        )
+        done += width
+    return {
+        "start": start,
+        "rows": b_r,
+        "blocks": blocks,
+        "zeros": zeros,
+        "parts": parts,
+        "has_columns": start < plan.column_count,
+        "hoists": len(blocks) <= 4,
+    }
+
+
+def _pair_of_names(first: int, count: int, name: str, shift: int = 0) -> str:
+    """Names of two neighbouring column blocks; one that does not exist is dropped."""
+    indices = (first + shift, first + shift + 1)
+    return ", ".join(f"{name}{i}" if i < count else "_" for i in indices)
+
+
+def _part(plan: TreePlan, start: int, rows: int) -> dict[str, Any]:
+    """Columns ``start`` to ``start + rows``, padded where there are not so many."""
+    positions = [node for block in plan.columns for node in block.nodes]
+    nodes = positions[start : start + rows]
+    block = Block(start, tuple(nodes + [-1] * (rows - len(nodes))), True, 0)
+    span = _span(plan, block, f"tl.arange(0, {rows})", "o_c")
+    if span["end"] == "T":
+        # positions behind the columns hold leaves
+        span["nodes"] = f"tl.where(o_c < COLUMNS, {span['nodes']}, T)"
+    return span | {"start": start, "rows": rows}
+
+
+def _cuts(plan: TreePlan) -> list[tuple[int, int]]:
+    """(start, rows) of the node tiles of solve: powers of two, columns and leaves apart."""
+    cuts, start = [], 0
+    for end in (plan.column_count, plan.rows):
+        while start < end:
+            rows = min(64, 1 << ((end - start).bit_length() - 1))
+            cuts.append((start, rows))
+            start += rows
+    return cuts
+
+
+def _tile(plan: TreePlan, index: int, start: int, rows: int) -> dict[str, Any]:
+    """Node tile ``index`` of solve: ``rows`` positions, the first ``width`` of them columns."""
+    positions = [node for block in plan.blocks for node in block.nodes]
+    nodes = positions[start : start + rows]
+    columns = min(max(plan.column_count - start, 0), rows)
+    width = power(columns) if columns else 0
+    block = Block(start, tuple(nodes + [-1] * (rows - len(nodes))), columns > 0, 0)
+    return _span(plan, block, f"tl.arange(0, {rows})", "o_p") | {
+        "index": index,
+        "label": f"positions {start} to {start + rows - 1}",
+        "start": start,
+        "rows": rows,
+        "width": width,
+        "halvings": (rows // width).bit_length() - 1 if width else 0,
+        "leaves": start + rows > plan.column_count and plan.rows > plan.column_count,
+        "pairs": _span(plan, block, "o_c // 2", f"{start} + o_c // 2")["nodes"],
+    }
+
+
+def _column(plan: TreePlan, block: Block) -> dict[str, Any]:
+    later = [other for other in plan.columns if other.start > block.start]
+    return _span(plan, block, f"tl.arange(0, {block.rows})", "o_c") | {
+        "index": plan.columns.index(block),
+        "rows": block.rows,
+        "start": block.start,
+        "steps": block.steps,
+        "later": [plan.columns.index(other) for other in later if _meets(plan, other, block)],
+    }
+
+
+def _span(plan: TreePlan, block: Block, row: str, position: str) -> dict[str, Any]:
+    """Nodes of a block: ``row`` shifted where they follow one another, else by ``position``."""
+    nodes = [node for node in block.nodes if node >= 0]
+    kind = "with descendants" if block.column else "leaves"
+    if not plan.tree.is_static:
+        kind = "topology at run time"
+    if list(block.nodes[: len(nodes)]) == list(range(nodes[0], nodes[0] + len(nodes))):
+        first, last = nodes[0], nodes[-1]
+        text = f"node {first}" if first == last else f"nodes {first} to {last}"
+        expression = row if first == 0 else f"{first} + {row}"
+        return {"nodes": expression, "end": last + 1, "label": f"{text}, {kind}"}
+    label = f"{len(nodes)} nodes from node {nodes[0]}, {kind}"
+    return {"nodes": f"_node({position})", "end": "T", "label": label}
+
+
+def _meets(plan: TreePlan, block: Block, other: Block) -> bool:
+    """Whether a node of ``block`` has an ancestor in ``other``: else that product is zero."""
+    if plan.spans is None:
+        return True
+    spans = plan.spans
+    return any(
+        spans[j][0] < spans[i][0] <= spans[j][1]
+        for i in _real(block.nodes)
+        for j in _real(other.nodes)
+    )
+
+
+def _real(nodes: Sequence[int]) -> list[int]:
+    return [node for node in nodes if node >= 0]
+
+
+def tiles_of(count: int, tile: int) -> int:
+    """Tiles that cover ``count``, the last one padded."""
+    return -(-count // tile)
+
+
+def power(n: int, least: int = 1) -> int:
+    """The next power of two, Triton's only sizes."""
+    return max(least, 1 << (n - 1).bit_length())
