@@ -27,6 +27,8 @@ OPTIONS: dict[str, list[Any]] = {
     "bias": [False, True],
     "live": [False, True],
     "convolved": [False, True],
+    "repeat": [0.0, 0.9],
+    "log_rate": [(-4.0, 1.5), (2.0, 4.0)],
 }
 
 
@@ -99,7 +101,8 @@ def test_every_pair_of_options(case: dict[str, Any]) -> None:
         factors=case["factors"],
     )
     given_trees = [BUSHY, [-1, 0, 1, 2, 3, 4, 0, 0, 1]] if m.MODULE.parents is None else None
-    r = make_round(m, trees=given_trees, bias=case["bias"])
+    hostile = {name: case[name] for name in ("repeat", "log_rate")}
+    r = make_round(m, trees=given_trees, bias=case["bias"], **hostile)
     masks = [
         prune(tree, seed) if case["live"] else [True] * 9 for seed, tree in enumerate(r.trees)
     ]
