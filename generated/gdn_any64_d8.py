@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    8e1893cbfd6915c2
+digest    10f02dc75cc32390
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -67,7 +67,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="8e1893cbfd6915c2",
+    digest="10f02dc75cc32390",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -645,10 +645,10 @@ def _factor(
     p_q = qkv + i_b * (T * C) + i_k * DK
     p_k = p_q + HK * DK
     ancestors = ancestors + i_b * (2 * T)
-    o_p = 0 + tl.arange(0, 64)
+    o_p = tl.arange(0, 64)
     o_n = o_p
     m_n = (o_n < T) & (o_p < ROWS)
-    o_c = 0 + tl.arange(0, 64)
+    o_c = tl.arange(0, 64)
     o_m = tl.arange(0, 64)
     m_m = o_m < 64
     b_kk0, b_qk0 = _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT)
@@ -657,7 +657,7 @@ def _factor(
         p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
         _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale)
         p_read = readout + (i_b * HV + i_h) * (2 * ROWS * COLUMNS)
-        o_c = 0 + tl.arange(0, 64)
+        o_c = tl.arange(0, 64)
         o_m = tl.arange(0, 64)
         m_m = o_m < 64
         i_m, i_t = 0, 0
@@ -672,26 +672,26 @@ def _factor(
         b_c2, b_c3 = _halves(b_h1)
         tl.debug_barrier()
         _invert(p_prod, 0, DOT)
-        p_g = p_prod + (48 + tl.arange(0, 16))[:, None] * COLUMNS
-        b_x3 = tl.load(p_g + 48 + tl.arange(0, 16)[None, :])
-        p_g = p_prod + (48 + tl.arange(0, 16))[:, None] * COLUMNS
-        b_g3_2 = tl.load(p_g + 32 + tl.arange(0, 16)[None, :])
-        p_g = p_prod + (32 + tl.arange(0, 16))[:, None] * COLUMNS
-        b_x2 = tl.load(p_g + 32 + tl.arange(0, 16)[None, :])
-        p_g = p_prod + (32 + tl.arange(0, 16))[:, None] * COLUMNS
-        b_g2_1 = tl.load(p_g + 16 + tl.arange(0, 16)[None, :])
-        p_g = p_prod + (48 + tl.arange(0, 16))[:, None] * COLUMNS
-        b_g3_1 = tl.load(p_g + 16 + tl.arange(0, 16)[None, :])
-        p_g = p_prod + (16 + tl.arange(0, 16))[:, None] * COLUMNS
-        b_x1 = tl.load(p_g + 16 + tl.arange(0, 16)[None, :])
-        p_g = p_prod + (16 + tl.arange(0, 16))[:, None] * COLUMNS
-        b_g1_0 = tl.load(p_g + 0 + tl.arange(0, 16)[None, :])
-        p_g = p_prod + (32 + tl.arange(0, 16))[:, None] * COLUMNS
-        b_g2_0 = tl.load(p_g + 0 + tl.arange(0, 16)[None, :])
-        p_g = p_prod + (48 + tl.arange(0, 16))[:, None] * COLUMNS
-        b_g3_0 = tl.load(p_g + 0 + tl.arange(0, 16)[None, :])
-        p_g = p_prod + (0 + tl.arange(0, 16))[:, None] * COLUMNS
-        b_x0 = tl.load(p_g + 0 + tl.arange(0, 16)[None, :])
+        o_j = 48 + tl.arange(0, 16)
+        b_x3 = tl.load(p_prod + o_j[:, None] * COLUMNS + o_j[None, :])
+        o_j = 32 + tl.arange(0, 16)
+        o_k = 48 + tl.arange(0, 16)
+        b_g3_2 = tl.load(p_prod + o_k[:, None] * COLUMNS + o_j[None, :])
+        b_x2 = tl.load(p_prod + o_j[:, None] * COLUMNS + o_j[None, :])
+        o_j = 16 + tl.arange(0, 16)
+        o_k = 32 + tl.arange(0, 16)
+        b_g2_1 = tl.load(p_prod + o_k[:, None] * COLUMNS + o_j[None, :])
+        o_k = 48 + tl.arange(0, 16)
+        b_g3_1 = tl.load(p_prod + o_k[:, None] * COLUMNS + o_j[None, :])
+        b_x1 = tl.load(p_prod + o_j[:, None] * COLUMNS + o_j[None, :])
+        o_j = tl.arange(0, 16)
+        o_k = 16 + tl.arange(0, 16)
+        b_g1_0 = tl.load(p_prod + o_k[:, None] * COLUMNS + o_j[None, :])
+        o_k = 32 + tl.arange(0, 16)
+        b_g2_0 = tl.load(p_prod + o_k[:, None] * COLUMNS + o_j[None, :])
+        o_k = 48 + tl.arange(0, 16)
+        b_g3_0 = tl.load(p_prod + o_k[:, None] * COLUMNS + o_j[None, :])
+        b_x0 = tl.load(p_prod + o_j[:, None] * COLUMNS + o_j[None, :])
 
         # columns 48 to 63: nodes 48 to 63, topology at run time
         b_y3 = b_c3
@@ -714,7 +714,7 @@ def _factor(
         b_y0 = tl.dot(b_y2, b_g2_0, acc=b_y0, input_precision=DOT)
         b_y0 = tl.dot(b_y3, b_g3_0, acc=b_y0, input_precision=DOT)
         b_y0 = tl.dot(b_y0, b_x0, input_precision=DOT)
-        _store_readout(p_read, b_y0, o_p, 0 + tl.arange(0, 16))
+        _store_readout(p_read, b_y0, o_p, tl.arange(0, 16))
         _store_readout(p_read, b_y1, o_p, 16 + tl.arange(0, 16))
         _store_readout(p_read, b_y2, o_p, 32 + tl.arange(0, 16))
         _store_readout(p_read, b_y3, o_p, 48 + tl.arange(0, 16))
@@ -820,7 +820,7 @@ def solve_gdn_any64_d8(
         b_a0 = tl.dot(b_s1, b_kq, acc=b_a0)
 
     # positions 0 to 63
-    o_p = 0 + tl.arange(0, 64)
+    o_p = tl.arange(0, 64)
     o_n = tl.arange(0, 64)
     m_n = o_n < 64
     b_ks, b_qs = tl.split(tl.reshape(b_a0, [64, 64, 2]))  # [B_V, nodes]
@@ -833,7 +833,7 @@ def solve_gdn_any64_d8(
     b_h = _coarse(b_r)
     b_r0l = (b_r - b_h).to(tl.bfloat16)
     b_r0h = b_h.to(tl.bfloat16)
-    o_c = 0 + tl.arange(0, 64)
+    o_c = tl.arange(0, 64)
     p_m = o_p[None, :] * COLUMNS + o_c[:, None]
     m_m = (o_p < ROWS)[None, :] & (o_c < COLUMNS)[:, None]
     b_y1 = tl.load(p_y + p_m, mask=m_m, other=0.0)
@@ -888,7 +888,7 @@ def _replay_rows(p_rows, p_kept, parents, o_n, o_d, m_d, c, CONVOLVED: tl.conste
     else:
         o_c = c + o_d
         b_bias = tl.load(p_kept + o_c * (W + 1) + W, mask=m_d, other=0.0).to(tl.float32)
-        b_w0 = tl.load(p_kept + o_c * (W + 1) + 0, mask=m_d, other=0.0).to(tl.float32)
+        b_w0 = tl.load(p_kept + o_c * (W + 1), mask=m_d, other=0.0).to(tl.float32)
         b_w1 = tl.load(p_kept + o_c * (W + 1) + 1, mask=m_d, other=0.0).to(tl.float32)
         b_w2 = tl.load(p_kept + o_c * (W + 1) + 2, mask=m_d, other=0.0).to(tl.float32)
         b_w3 = tl.load(p_kept + o_c * (W + 1) + 3, mask=m_d, other=0.0).to(tl.float32)

@@ -65,6 +65,7 @@ def _row_tile(
     return {
         "start": start,
         "rows": b_r,
+        "span": _spell_span(start, b_r),
         "blocks": blocks,
         "zeros": zeros,
         "parts": parts,
@@ -88,7 +89,12 @@ def _part(plan: TreePlan, start: int, rows: int) -> dict[str, Any]:
     if span["end"] == "T":
         # positions behind the columns hold leaves
         span["nodes"] = f"tl.where(o_c < COLUMNS, {span['nodes']}, T)"
-    return span | {"start": start, "rows": rows}
+    return span | {"start": start, "rows": rows, "span": _spell_span(start, rows)}
+
+
+def _spell_span(start: int, rows: int) -> str:
+    span = f"tl.arange(0, {rows})"
+    return f"{start} + {span}" if start else span
 
 
 def _cuts(plan: TreePlan) -> list[tuple[int, int]]:
@@ -114,10 +120,14 @@ def _tile(plan: TreePlan, index: int, start: int, rows: int) -> dict[str, Any]:
         "label": f"positions {start} to {start + rows - 1}",
         "start": start,
         "rows": rows,
+        "span": _spell_span(start, rows),
         "width": width,
+        "columns_span": _spell_span(start, width),
         "halvings": (rows // width).bit_length() - 1 if width else 0,
         "leaves": start + rows > plan.column_count and plan.rows > plan.column_count,
-        "pairs": _span(plan, block, "o_c // 2", f"{start} + o_c // 2")["nodes"],
+        "pairs": _span(plan, block, "o_c // 2", f"{start} + o_c // 2" if start else "o_c // 2")[
+            "nodes"
+        ],
     }
 
 
@@ -127,6 +137,7 @@ def _column(plan: TreePlan, block: Block) -> dict[str, Any]:
         "index": plan.columns.index(block),
         "rows": block.rows,
         "start": block.start,
+        "span": _spell_span(block.start, block.rows),
         "steps": block.steps,
         "later": [plan.columns.index(other) for other in later if _meets(plan, other, block)],
     }
