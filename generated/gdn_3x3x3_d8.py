@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    37e45b2dc626e60e
+digest    b5a728286000b8bf
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -108,7 +108,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="37e45b2dc626e60e",
+    digest="b5a728286000b8bf",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -459,7 +459,9 @@ def _prepare_rows(
         else:
             p_n = p_x + o_n.to(tl.int64)[:, None] * stride_xt + o_d[None, :]
             b_x = tl.load(p_n, mask=m, other=0.0)
-            tl.store(p_rows + o_n[:, None] * C + o_d[None, :], b_x, mask=m)
+            # commit replays k and v alone
+            m_k = m & (c >= HK * DK)
+            tl.store(p_rows + o_n[:, None] * C + o_d[None, :], b_x, mask=m_k)
         m_all = (o_n < T)[:, None] & m_d[None, :]
         tl.store(p_qkv + c + o_n[:, None] * C + o_d[None, :], b_x, mask=m_all)
         if IS_KEY:
