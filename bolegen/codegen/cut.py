@@ -19,7 +19,7 @@ def cut_tiles(plan: TreePlan) -> dict[str, Any]:
     even = len(sides) == 1 and side <= plan.tiling.b_r
     tiles = [_tile(plan, i, *cut) for i, cut in enumerate(_cuts(plan))]
     for tile in tiles:
-        tile["columns"] = [t for t in tiles if t["width"] and t["index"] <= tile["index"]]
+        tile["columns"] = [t for t in tiles if t["is_column"] and t["index"] <= tile["index"]]
     starts = range(0, plan.rows, plan.tiling.b_r)
     row_tiles = [_row_tile(plan, columns, start, even) for start in starts]
     return {
@@ -109,25 +109,18 @@ def _cuts(plan: TreePlan) -> list[tuple[int, int]]:
 
 
 def _tile(plan: TreePlan, index: int, start: int, rows: int) -> dict[str, Any]:
-    """Node tile ``index`` of solve: ``rows`` positions, the first ``width`` of them columns."""
+    """Node tile ``index`` of solve: ``rows`` positions, all of them columns or all leaves."""
     positions = [node for block in plan.blocks for node in block.nodes]
-    nodes = positions[start : start + rows]
-    columns = min(max(plan.column_count - start, 0), rows)
-    width = power(columns) if columns else 0
-    block = Block(start, tuple(nodes + [-1] * (rows - len(nodes))), columns > 0, 0)
+    is_column = start < plan.column_count
+    block = Block(start, tuple(positions[start : start + rows]), is_column, 0)
+    pair = f"{start} + o_c // 2" if start else "o_c // 2"
     return _span(plan, block, f"tl.arange(0, {rows})", "o_p") | {
         "index": index,
         "label": f"positions {start} to {start + rows - 1}",
-        "start": start,
         "rows": rows,
         "span": _spell_span(start, rows),
-        "width": width,
-        "columns_span": _spell_span(start, width),
-        "halvings": (rows // width).bit_length() - 1 if width else 0,
-        "leaves": start + rows > plan.column_count and plan.rows > plan.column_count,
-        "pairs": _span(plan, block, "o_c // 2", f"{start} + o_c // 2" if start else "o_c // 2")[
-            "nodes"
-        ],
+        "is_column": is_column,
+        "pairs": _span(plan, block, "o_c // 2", pair)["nodes"],
     }
 
 

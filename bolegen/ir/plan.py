@@ -133,10 +133,6 @@ class TreePlan:
         """Columns of the stored G and C, padding included."""
         return sum(block.rows for block in self.columns)
 
-    def column_start(self, block: Block) -> int:
-        """First stored column of a column block."""
-        return sum(other.rows for other in self.columns if other.start < block.start)
-
 
 def plan_tree(
     tree: TreeTemplate,
