@@ -88,7 +88,7 @@ def _build(module: ModuleType, kernel: Kernel, target: Target) -> KernelReport:
     }
     # what the module decides at launch by the device is decided here by the target
     for i, param in enumerate(kernel.params):
-        if param.name == "DOT" and param.value == emitted_dot(module, "cuda"):
+        if param.name in ("DOT", "FOLD") and param.value == emitted_dot(module, "cuda"):
             constants[(i,)] = emitted_dot(module, target.backend)
     source = ASTSource(getattr(module, kernel.name), signature, constants, aligned)
     options = {"num_warps": kernel.warps, "num_stages": kernel.stages, "enable_fp_fusion": True}
@@ -119,7 +119,7 @@ def _report(built: Any, kernel: Kernel, target: Target) -> KernelReport:
         registers, spill = _read_cubin(built.asm["cubin"])
     smem = int(built.metadata.shared)
     return KernelReport(
-        kernel=kernel.name.partition("_")[0],
+        kernel=kernel.label or kernel.name.partition("_")[0],
         target=target.name,
         registers=registers,
         spill_bytes=spill,

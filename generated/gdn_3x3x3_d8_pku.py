@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    a672da2b78e5c555
+digest    bb4790a45376e124
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -108,7 +108,7 @@ MODULE = Module(
     contract="fp32",
     factors="pku",
     schedules=("tiled",),
-    digest="a672da2b78e5c555",
+    digest="bb4790a45376e124",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -171,8 +171,10 @@ def _write_gate(b_b):
 
 @triton.jit
 def _silu(b_x):
-    """x sigmoid(x), rounded once to the activations' dtype."""
-    return (b_x / (1.0 + tl.exp2(b_x * -1.4426950408889634))).to(tl.bfloat16)
+    """x sigmoid(x), float32."""
+    # a root and two products cost less than a division
+    b_r = tl.rsqrt(1.0 + tl.exp2(b_x * -1.4426950408889634))
+    return b_x * b_r * b_r
 
 
 @triton.jit
@@ -311,37 +313,67 @@ def _taps(weight, bias, o_c, m_c):
 
 
 @triton.jit
-def _keep_rows(p_x, stride_x, p_window, p_rows, p_live, nodes, o_d, m_d, MASKED: tl.constexpr):
-    """One head's committed window and the first `nodes` rows that verify was given.
-
-    p_rows is node 0's: the window lies before it, so that a path runs on into it below the root.
-    """
-    for i_w in tl.static_range(W - 1):
-        b_w = tl.load(p_window + o_d * (W - 1) + i_w, mask=m_d, other=0.0)
-        tl.store(p_rows + (i_w - (W - 1)) * C + o_d, b_w, mask=m_d)
-    for i_n in range(0, nodes, 64):
-        o_n = i_n + tl.arange(0, 64)
-        m = (_live(p_live, o_n, MASKED) & (o_n < nodes))[:, None] & m_d[None, :]
-        b_x = tl.load(p_x + o_n.to(tl.int64)[:, None] * stride_x + o_d[None, :], mask=m, other=0.0)
-        tl.store(p_rows + o_n[:, None] * C + o_d[None, :], b_x, mask=m)
+def _given(p_x, stride_x, p_live, nodes, i_n, o_d, m_d, MASKED: tl.constexpr):
+    """One head's rows from node i_n on, before `nodes`, as given; their places; which are live."""
+    o_n = i_n + tl.arange(0, 64)
+    m = (_live(p_live, o_n, MASKED) & (o_n < nodes))[:, None] & m_d[None, :]
+    p_x = p_x + o_n.to(tl.int64)[:, None] * stride_x + o_d[None, :]
+    return tl.load(p_x, mask=m, other=0.0), o_n[:, None] * C + o_d[None, :], m
 
 
 @triton.jit
-def _convolve(p_rows, parents, o_n, m, o_d, b_bias, b_w0, b_w1, b_w2, b_w3):
-    """Tree convolution of one head at nodes o_n -> [N, D]: a node and its W - 1 ancestors."""
+def _widen(b_x):
+    """Two bf16 in a word -> both in float32; an instruction each, where a conversion takes two."""
+    return (b_x << 16).to(tl.float32, bitcast=True), (b_x & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _rounded(b_y):
+    """The nearest bf16, ties to even, still in float32."""
+    b_i = b_y.to(tl.int32, bitcast=True)
+    return ((b_i + 0x7FFF + ((b_i >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _pairs_of(b_x):
+    """Elements 2 i and 2 i + 1."""
+    return tl.split(tl.reshape(b_x, [b_x.shape[0] // 2, 2]))
+
+
+@triton.jit
+def _convolve_pairs(p_rows, parents, o_n, m, o_w, taps, MASKED: tl.constexpr):
+    """_convolve of channels 2 o_w and of 2 o_w + 1, before the rounding: two [N, D / 2]."""
+    p_w = p_rows.to(tl.pointer_type(tl.int32)) + o_w[None, :]
     o_1 = _above(parents, o_n)
     o_2 = _above(parents, o_1)
     o_3 = _above(parents, o_2)
-    b_x3 = tl.load(p_rows + o_3[:, None] * C + o_d[None, :], mask=m, other=0.0)
-    b_x2 = tl.load(p_rows + o_2[:, None] * C + o_d[None, :], mask=m, other=0.0)
-    b_x1 = tl.load(p_rows + o_1[:, None] * C + o_d[None, :], mask=m, other=0.0)
-    b_x = tl.load(p_rows + o_n[:, None] * C + o_d[None, :], mask=m, other=0.0)
-    b_y = tl.zeros([o_n.shape[0], o_d.shape[0]], tl.float32) + b_bias[None, :]
-    b_y = tl.fma(b_x3.to(tl.float32), b_w0[None, :], b_y)
-    b_y = tl.fma(b_x2.to(tl.float32), b_w1[None, :], b_y)
-    b_y = tl.fma(b_x1.to(tl.float32), b_w2[None, :], b_y)
-    b_y = tl.fma(b_x.to(tl.float32), b_w3[None, :], b_y)
-    return tl.where(m, _silu(b_y), 0.0).to(tl.bfloat16)
+    b_x3 = tl.load(p_w + o_3[:, None] * (C // 2), mask=m, other=0)
+    b_x2 = tl.load(p_w + o_2[:, None] * (C // 2), mask=m, other=0)
+    b_x1 = tl.load(p_w + o_1[:, None] * (C // 2), mask=m, other=0)
+    b_x0 = tl.load(p_w + o_n[:, None] * (C // 2), mask=m, other=0)
+    b_u0, b_u1 = _pairs_of(taps[0])
+    b_y0 = tl.zeros([o_n.shape[0], o_w.shape[0]], tl.float32) + b_u0[None, :]
+    b_y1 = tl.zeros([o_n.shape[0], o_w.shape[0]], tl.float32) + b_u1[None, :]
+    b_0, b_1 = _widen(b_x3)
+    b_u0, b_u1 = _pairs_of(taps[1])
+    b_y0 = tl.fma(b_0, b_u0[None, :], b_y0)
+    b_y1 = tl.fma(b_1, b_u1[None, :], b_y1)
+    b_0, b_1 = _widen(b_x2)
+    b_u0, b_u1 = _pairs_of(taps[2])
+    b_y0 = tl.fma(b_0, b_u0[None, :], b_y0)
+    b_y1 = tl.fma(b_1, b_u1[None, :], b_y1)
+    b_0, b_1 = _widen(b_x1)
+    b_u0, b_u1 = _pairs_of(taps[3])
+    b_y0 = tl.fma(b_0, b_u0[None, :], b_y0)
+    b_y1 = tl.fma(b_1, b_u1[None, :], b_y1)
+    b_0, b_1 = _widen(b_x0)
+    b_u0, b_u1 = _pairs_of(taps[4])
+    b_y0 = tl.fma(b_0, b_u0[None, :], b_y0)
+    b_y1 = tl.fma(b_1, b_u1[None, :], b_y1)
+    b_y0, b_y1 = _silu(b_y0), _silu(b_y1)
+    if MASKED:
+        b_y0, b_y1 = tl.where(m, b_y0, 0.0), tl.where(m, b_y1, 0.0)
+    return b_y0, b_y1
 
 
 @triton.jit
@@ -404,7 +436,9 @@ def _live(p_live, o_n, MASKED: tl.constexpr):
 def _prepare_rows(
     p_x,
     stride_xt,
-    p_window,
+    slot,
+    window,
+    stride_slot,
     weight,
     bias,
     parents,
@@ -427,29 +461,54 @@ def _prepare_rows(
     m_d = o_d < D
     p_rows = p_rows + c
     if CONVOLVE:
+        # all that does not wait for the slot is asked for before it is looked at
         nodes = tl.minimum((i_t + 1) * TILES * 8, T)
-        p_w = p_window + c * (W - 1)
-        _keep_rows(p_x, stride_xt, p_w, p_rows, p_live, nodes, o_d, m_d, MASKED)
-        b_bias, b_w0, b_w1, b_w2, b_w3 = _taps(weight, bias, c + o_d, m_d)
+        b_given, o_x, m_x = _given(p_x, stride_xt, p_live, nodes, 0, o_d, m_d, MASKED)
+        o_w = tl.arange(0, D_P // 2)
+        m_w = o_w < D // 2
+        taps = _taps(weight, bias, c + o_d, m_d)
+    if slot < 0:
+        return
+    if CONVOLVE:
+        # the committed window lies before the root, so that a path runs on into it
+        p_w = window + slot * stride_slot + (c + o_d) * (W - 1)
+        b_c0 = tl.load(p_w, mask=m_d, other=0.0)
+        b_c1 = tl.load(p_w + 1, mask=m_d, other=0.0)
+        b_c2 = tl.load(p_w + 2, mask=m_d, other=0.0)
+        tl.store(p_rows + o_x, b_given, mask=m_x)
+        tl.store(p_rows - 3 * C + o_d, b_c0, mask=m_d)
+        tl.store(p_rows - 2 * C + o_d, b_c1, mask=m_d)
+        tl.store(p_rows - 1 * C + o_d, b_c2, mask=m_d)
         # rows are read back from where they are kept: one base, below the root as well
         tl.debug_barrier()
     for i_n in range(i_t * TILES, (i_t + 1) * TILES):
         o_n = i_n * 8 + tl.arange(0, 8)
-        m = _live(p_live, o_n, MASKED)[:, None] & m_d[None, :]
+        m_n = _live(p_live, o_n, MASKED)[:, None]
+        m = m_n & m_d[None, :]
+        m_all = (o_n < T)[:, None] & m_d[None, :]
+        p_out = p_qkv + c + o_n[:, None] * C + o_d[None, :]
         if CONVOLVE:
-            b_x = _convolve(p_rows, parents, o_n, m, o_d, b_bias, b_w0, b_w1, b_w2, b_w3)
+            m_y = m_n & m_w[None, :]
+            b_y0, b_y1 = _convolve_pairs(p_rows, parents, o_n, m_y, o_w, taps, MASKED)
+            b_x = tl.join(b_y0, b_y1).to(tl.bfloat16)
+            tl.store(p_out, tl.reshape(b_x, [8, D_P]), mask=m_all)
+            if IS_KEY:
+                b_y0, b_y1 = _rounded(b_y0), _rounded(b_y1)
+                b_sum = tl.sum(b_y0 * b_y0 + b_y1 * b_y1, 1)
         else:
             p_n = p_x + o_n.to(tl.int64)[:, None] * stride_xt + o_d[None, :]
             b_x = tl.load(p_n, mask=m, other=0.0)
-        m_all = (o_n < T)[:, None] & m_d[None, :]
-        tl.store(p_qkv + c + o_n[:, None] * C + o_d[None, :], b_x, mask=m_all)
-        if IS_KEY:
+            tl.store(p_out, b_x, mask=m_all)
             b_x = b_x.to(tl.float32)
-            b_r = 1.0 / tl.sqrt(tl.sum(b_x * b_x, 1) + 1e-6)
+            b_sum = tl.sum(b_x * b_x, 1)
+        if IS_KEY:
+            b_r = 1.0 / tl.sqrt(b_sum + 1e-6)
             scale = tl.where(c < HK * DK, 0.08838834764831845, 1.0)
             tl.store(p_vec + o_n, b_r * scale, mask=o_n < T)
             if c >= HK * DK:
                 p_k = p_keys + o_n[:, None] * (HK * DK) + (c - HK * DK) + o_d[None, :]
+                if CONVOLVE:
+                    b_x = tl.reshape(tl.join(b_y0, b_y1), [8, D_P])
                 tl.store(p_k, b_x * b_r[:, None], mask=m)
 
 
@@ -525,12 +584,9 @@ def prepare_gdn_3x3x3_d8_pku(
         return
     i_t = (i_p - 5) // (2 * HK + HV)
     i_r = (i_p - 5) % (2 * HK + HV)
-    if slot < 0:
-        return
-    p_qkv = qkv + i_b * (T * C)
-    p_rows = rows + i_b * ((T + W - 1) * C) + (W - 1) * C
-    if CONVOLVE:
-        window = window + slot * stride_slot
+    i_x = i_b * ((T + W - 1) * C) + (W - 1) * C
+    p_qkv = qkv + i_x
+    p_rows = rows + i_x
     keys = keys + i_b * (T * HK * DK)
     if i_r < 2 * HK:
         i_k = (i_r % HK).to(tl.int64)
@@ -542,7 +598,9 @@ def prepare_gdn_3x3x3_d8_pku(
         _prepare_rows(
             p_x,
             stride_xt,
+            slot,
             window,
+            stride_slot,
             weight,
             bias,
             parents,
@@ -565,7 +623,9 @@ def prepare_gdn_3x3x3_d8_pku(
         _prepare_rows(
             v + i_b * stride_vb + i_h.to(tl.int64) * stride_vh,
             stride_vt,
+            slot,
             window,
+            stride_slot,
             weight,
             bias,
             parents,
@@ -593,20 +653,21 @@ def _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale):
         o_p = i_r * 64 + tl.arange(0, 64)
         o_n = _node(o_p)
         m_n = (o_n < T) & (o_p < ROWS)
-        b_hi = tl.load(p_dec + o_n, mask=m_n, other=0.0)
-        b_p = _exp(b_hi, tl.load(p_dec + HV * T + o_n, mask=m_n, other=0.0))
-        b_beta = tl.load(p_dec + 2 * HV * T + o_n, mask=m_n, other=0.0)
-        b_rk = tl.load(p_rk + o_n, mask=m_n, other=0.0)
-        b_rq = tl.load(p_rq + o_n, mask=m_n, other=0.0)
-        tl.store(p_scale + o_p, b_beta, mask=o_p < ROWS)
-        tl.store(p_scale + ROWS + o_p, b_p * (b_beta * b_rk), mask=o_p < ROWS)
-        tl.store(p_scale + 2 * ROWS + o_p, b_p * b_rq, mask=o_p < ROWS)
         # only a leaf's: those of other nodes are on the diagonal of C
         p_d = o_n[:, None] * C + o_d[None, :]
         m_d = (m_n & (o_p >= COLUMNS))[:, None] & (o_d < DK)[None, :]
-        b_qk = tl.load(p_q + p_d, mask=m_d, other=0.0).to(tl.float32)
-        b_qk *= tl.load(p_k + p_d, mask=m_d, other=0.0).to(tl.float32)
-        b_self = tl.sum(b_qk, 1) * b_rq * b_rk
+        b_q = tl.load(p_q + p_d, mask=m_d, other=0.0)
+        b_k = tl.load(p_k + p_d, mask=m_d, other=0.0)
+        b_hi = tl.load(p_dec + o_n, mask=m_n, other=0.0)
+        b_lo = tl.load(p_dec + HV * T + o_n, mask=m_n, other=0.0)
+        b_beta = tl.load(p_dec + 2 * HV * T + o_n, mask=m_n, other=0.0)
+        b_rk = tl.load(p_rk + o_n, mask=m_n, other=0.0)
+        b_rq = tl.load(p_rq + o_n, mask=m_n, other=0.0)
+        b_p = _exp(b_hi, b_lo)
+        tl.store(p_scale + o_p, b_beta, mask=o_p < ROWS)
+        tl.store(p_scale + ROWS + o_p, b_p * (b_beta * b_rk), mask=o_p < ROWS)
+        tl.store(p_scale + 2 * ROWS + o_p, b_p * b_rq, mask=o_p < ROWS)
+        b_self = tl.sum(b_q.to(tl.float32) * b_k.to(tl.float32), 1) * b_rq * b_rk
         tl.store(p_scale + 3 * ROWS + o_p, b_self, mask=o_p < ROWS)
 
 
@@ -705,52 +766,116 @@ def _factor(
     i_k = first // 2
     p_rq = vectors + (i_b * (2 * HK) + i_k) * T
     p_rk = p_rq + HK * T
-    p_q = qkv + i_b * (T * C) + i_k * DK
+    p_q = qkv + i_b * ((T + W - 1) * C) + (W - 1) * C + i_k * DK
     p_k = p_q + HK * DK
+    for i_h in range(first, first + HEADS):
+        # first: what these loads bring in, the products need again
+        p_dec = decays + (i_b * (3 * HV) + i_h) * T
+        p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
+        _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale)
+    p_dec = decays + (i_b * (3 * HV) + first) * T
+    p_scale = scales + (i_b * HV + first) * (4 * ROWS)
+    p_read = readout + (i_b * HV + first) * (2 * ROWS * COLUMNS)
+    p_inv = inverse + (i_b * HV + first) * (ROWS * COLUMNS)
     o_p = tl.arange(0, 64)
     o_n = _node(o_p)
     m_n = (o_n < T) & (o_p < ROWS)
+
     o_c = tl.arange(0, 16)
     o_m = tl.arange(0, 16)
     m_m = o_m < 13
     b_kk0, b_qk0 = _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT)
-    for i_h in range(first, first + HEADS):
-        p_dec = decays + (i_b * (3 * HV) + i_h) * T
-        p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
-        _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale)
-        tl.debug_barrier()
-        p_read = readout + (i_b * HV + i_h) * (2 * ROWS * COLUMNS)
-        p_inv = inverse + (i_b * HV + i_h) * (ROWS * COLUMNS)
-        o_c = tl.arange(0, 16)
-        o_m = tl.arange(0, 16)
-        m_m = o_m < 13
-        i_m, i_t = 0, 0
-        b_kk, b_qk = b_kk0, b_qk0
-        b_g, b_c = _pair(
-            b_kk, b_qk, p_rq, p_rk, p_dec, p_scale, ancestors, o_n, m_n, o_m, m_m, i_m, i_t
+    tl.debug_barrier()
+    p_g = p_prod + o_p[:, None] * COLUMNS + o_c[None, :]
+    m_g = (o_p < COLUMNS)[:, None] & (o_c < COLUMNS)[None, :]
+    p_x = p_prod + o_c[:, None] * COLUMNS + o_c[None, :]
+    if HEADS == 1:
+        b_g, b_c0 = _pair(
+            b_kk0,
+            b_qk0,
+            p_rq,
+            p_rk,
+            p_dec,
+            p_scale,
+            ancestors,
+            o_n,
+            m_n,
+            o_m,
+            m_m,
+            0,
+            0,
         )
-        m_g = (o_p < COLUMNS)[:, None] & (o_c < COLUMNS)[None, :]
-        tl.store(p_prod + o_p[:, None] * COLUMNS + o_c[None, :], b_g, mask=m_g)
-        b_c0 = b_c
+        tl.store(p_g, b_g, mask=m_g)
         b_g0 = b_g
         tl.debug_barrier()
-        o_j = tl.arange(0, 16)
-        b_x0 = tl.load(p_prod + o_j[:, None] * COLUMNS + o_j[None, :])
-
-        # columns 0 to 15: nodes 0 to 12, with descendants
+        b_x0 = tl.load(p_x)
         b_y0 = b_c0
-        b_r = b_y0
         for _ in tl.static_range(2):
-            b_y0 = tl.dot(b_y0, b_x0, acc=b_r, input_precision=DOT)
-        _store_readout(p_read, b_y0, o_p, tl.arange(0, 16))
+            b_y0 = tl.dot(b_y0, b_x0, acc=b_c0, input_precision=DOT)
+        b_z0 = b_g0
+        for _ in tl.static_range(2):
+            b_z0 = tl.dot(b_z0, b_x0, acc=b_g0, input_precision=DOT)
+        p_y = p_read
+        _store_readout(p_y, b_y0, o_p, o_c)
+        p_z = p_inv
+        _store_inverse(p_z, b_z0, o_p, o_c)
 
-        # columns 0 to 15: nodes 0 to 12, with descendants
-        b_y0 = b_g0
-        b_r = b_y0
+    else:
+        b_g, b_c0 = _pair(
+            b_kk0,
+            b_qk0,
+            p_rq,
+            p_rk,
+            p_dec,
+            p_scale,
+            ancestors,
+            o_n,
+            m_n,
+            o_m,
+            m_m,
+            0,
+            0,
+        )
+        tl.store(p_g, b_g, mask=m_g)
+        b_g0 = b_g
+        b_g, b_c1 = _pair(
+            b_kk0,
+            b_qk0,
+            p_rq,
+            p_rk,
+            p_dec + 1 * T,
+            p_scale + 4 * ROWS,
+            ancestors,
+            o_n,
+            m_n,
+            o_m,
+            m_m,
+            0,
+            0,
+        )
+        tl.store(p_g + 1 * (COLUMNS * COLUMNS), b_g, mask=m_g)
+        b_g1 = b_g
+        tl.debug_barrier()
+        b_x0 = tl.load(p_x)
+        b_x1 = tl.load(p_x + 1 * (COLUMNS * COLUMNS))
+        b_y0 = b_c0
+        b_y1 = b_c1
         for _ in tl.static_range(2):
-            b_y0 = tl.dot(b_y0, b_x0, acc=b_r, input_precision=DOT)
-        _store_inverse(p_inv, b_y0, o_p, tl.arange(0, 16))
-        p_prod += COLUMNS * COLUMNS
+            b_y0 = tl.dot(b_y0, b_x0, acc=b_c0, input_precision=DOT)
+            b_y1 = tl.dot(b_y1, b_x1, acc=b_c1, input_precision=DOT)
+        b_z0 = b_g0
+        b_z1 = b_g1
+        for _ in tl.static_range(2):
+            b_z0 = tl.dot(b_z0, b_x0, acc=b_g0, input_precision=DOT)
+            b_z1 = tl.dot(b_z1, b_x1, acc=b_g1, input_precision=DOT)
+        p_y = p_read
+        _store_readout(p_y, b_y0, o_p, o_c)
+        p_z = p_inv
+        _store_inverse(p_z, b_z0, o_p, o_c)
+        p_y = p_read + 2 * ROWS * COLUMNS
+        _store_readout(p_y, b_y1, o_p, o_c)
+        p_z = p_inv + 1 * ROWS * COLUMNS
+        _store_inverse(p_z, b_z1, o_p, o_c)
 
 
 @triton.jit
@@ -825,8 +950,9 @@ def solve_gdn_3x3x3_d8_pku(
         )
         tl.debug_barrier()
     p_s = p_s + o_v[:, None] * DK
-    p_kq = qkv + i_b * (T * C) + i_k * DK
-    p_v = qkv + i_b * (T * C) + 2 * HK * DK + i_h * DV + o_v[:, None]
+    p_qkv = qkv + i_b * ((T + W - 1) * C) + (W - 1) * C
+    p_kq = p_qkv + i_k * DK
+    p_v = p_qkv + 2 * HK * DK + i_h * DV + o_v[:, None]
     p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
     p_y = readout + (i_b * HV + i_h) * (2 * ROWS * COLUMNS)
     p_z = inverse + (i_b * HV + i_h) * (ROWS * COLUMNS)
@@ -859,61 +985,64 @@ def solve_gdn_3x3x3_d8_pku(
         b_kq = tl.load(p_b, mask=m_kq1[None, :] & m_d[:, None], other=0.0)
         b_a1 = tl.dot(b_s2, b_kq, acc=b_a1)
         b_a1 = tl.dot(b_s1, b_kq, acc=b_a1)
-
-    # positions 0 to 15
     o_p = tl.arange(0, 16)
     o_n = tl.arange(0, 16)
-    m_n = o_n < 13
+    m_o = m_v[:, None] & (o_n < 13)[None, :]
+    b_v0 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
+    b_beta0 = tl.load(p_scale + o_p)
+    b_gate0 = tl.load(p_scale + ROWS + o_p)
+    b_rq0 = tl.load(p_scale + 2 * ROWS + o_p)
+    o_p = 16 + tl.arange(0, 32)
+    o_n = 13 + tl.arange(0, 32)
+    m_o = m_v[:, None] & (o_n < 40)[None, :]
+    b_v1 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
+    b_beta1 = tl.load(p_scale + o_p)
+    b_gate1 = tl.load(p_scale + ROWS + o_p)
+    b_rq1 = tl.load(p_scale + 2 * ROWS + o_p)
+    b_self1 = tl.load(p_scale + 3 * ROWS + o_p)
+
+    # positions 0 to 15
     b_ks, b_qs = tl.split(tl.reshape(b_a0, [64, 16, 2]))  # [B_V, nodes]
-    m_o = m_v[:, None] & m_n[None, :]
-    b_v = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0).to(tl.float32)
-    m_p = o_p < ROWS
-    b_gate = tl.load(p_scale + ROWS + o_p, mask=m_p, other=0.0)
-    b_r = tl.load(p_scale + o_p, mask=m_p, other=0.0)[None, :] * b_v - b_gate[None, :] * b_ks
-    b_o = tl.load(p_scale + 2 * ROWS + o_p, mask=m_p, other=0.0)[None, :] * b_qs
+    b_r = b_beta0[None, :] * b_v0.to(tl.float32) - b_gate0[None, :] * b_ks
+    b_o = b_rq0[None, :] * b_qs
     b_u = b_r
     b_h = _coarse(b_r)
     b_r0l = (b_r - b_h).to(tl.bfloat16)
     b_r0h = b_h.to(tl.bfloat16)
     b_r0 = b_r
+    o_p = tl.arange(0, 16)
     o_c = tl.arange(0, 16)
     p_m = o_p[None, :] * COLUMNS + o_c[:, None]
-    m_m = (o_p < ROWS)[None, :] & (o_c < COLUMNS)[:, None]
-    b_y1 = tl.load(p_y + p_m, mask=m_m, other=0.0)
-    b_y2 = tl.load(p_y + ROWS * COLUMNS + p_m, mask=m_m, other=0.0)
+    b_y1 = tl.load(p_y + p_m)
+    b_y2 = tl.load(p_y + ROWS * COLUMNS + p_m)
     b_o = tl.dot(b_r0l, b_y1, acc=b_o)
     b_o = tl.dot(b_r0h, b_y2, acc=b_o)
     b_o = tl.dot(b_r0h, b_y1, acc=b_o)
-    b_z = tl.load(p_z + p_m, mask=m_m, other=0.0)
+    b_z = tl.load(p_z + p_m)
     b_u = tl.dot(b_r0, b_z, acc=b_u, input_precision=DOT)
+    o_n = tl.arange(0, 16)
     m_all = m_v[:, None] & (o_n < 13)[None, :]
     tl.store(p_o + o_n[None, :] * stride_ot, b_o.to(tl.bfloat16), mask=m_all)
     p_u = u + (i_b * T * HV + i_h) * DV + o_n[None, :] * (HV * DV) + o_v[:, None]
     tl.store(p_u, b_u, mask=m_all)
 
     # positions 16 to 47
-    o_p = 16 + tl.arange(0, 32)
-    o_n = 13 + tl.arange(0, 32)
-    m_n = o_n < 40
     b_ks, b_qs = tl.split(tl.reshape(b_a1, [64, 32, 2]))  # [B_V, nodes]
-    m_o = m_v[:, None] & m_n[None, :]
-    b_v = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0).to(tl.float32)
-    m_p = o_p < ROWS
-    b_gate = tl.load(p_scale + ROWS + o_p, mask=m_p, other=0.0)
-    b_r = tl.load(p_scale + o_p, mask=m_p, other=0.0)[None, :] * b_v - b_gate[None, :] * b_ks
-    b_o = tl.load(p_scale + 2 * ROWS + o_p, mask=m_p, other=0.0)[None, :] * b_qs
+    b_r = b_beta1[None, :] * b_v1.to(tl.float32) - b_gate1[None, :] * b_ks
+    b_o = b_rq1[None, :] * b_qs
     b_u = b_r
-    b_o += tl.load(p_scale + 3 * ROWS + o_p, mask=o_p < ROWS, other=0.0)[None, :] * b_r
+    b_o += b_self1[None, :] * b_r
+    o_p = 16 + tl.arange(0, 32)
     o_c = tl.arange(0, 16)
     p_m = o_p[None, :] * COLUMNS + o_c[:, None]
-    m_m = (o_p < ROWS)[None, :] & (o_c < COLUMNS)[:, None]
-    b_y1 = tl.load(p_y + p_m, mask=m_m, other=0.0)
-    b_y2 = tl.load(p_y + ROWS * COLUMNS + p_m, mask=m_m, other=0.0)
+    b_y1 = tl.load(p_y + p_m)
+    b_y2 = tl.load(p_y + ROWS * COLUMNS + p_m)
     b_o = tl.dot(b_r0l, b_y1, acc=b_o)
     b_o = tl.dot(b_r0h, b_y2, acc=b_o)
     b_o = tl.dot(b_r0h, b_y1, acc=b_o)
-    b_z = tl.load(p_z + p_m, mask=m_m, other=0.0)
+    b_z = tl.load(p_z + p_m)
     b_u = tl.dot(b_r0, b_z, acc=b_u, input_precision=DOT)
+    o_n = 13 + tl.arange(0, 32)
     m_all = m_v[:, None] & (o_n < 40)[None, :]
     tl.store(p_o + o_n[None, :] * stride_ot, b_o.to(tl.bfloat16), mask=m_all)
     p_u = u + (i_b * T * HV + i_h) * DV + o_n[None, :] * (HV * DV) + o_v[:, None]
@@ -1063,7 +1192,7 @@ class Factors:
     the paper's P, K and U.
     live [B, T].
 
-    One layer's scratch: qkv [B, T, C] after the convolution, vectors [B, 2, Hk, T] float32
+    One layer's scratch: qkv [B, W-1+T, C] after the convolution, vectors [B, 2, Hk, T] float32
     (scale/|q|, 1/|k|), decays [B, 3, Hv, T] float32 (log P in two floats, write gate),
     products [B, Hv, COLUMNS, COLUMNS] float32 (-G, then its blocks' inverses),
     readout [B, Hv, 2, ROWS, COLUMNS] (Y in two bf16 terms),
@@ -1102,6 +1231,10 @@ class Factors:
         """Rows there is room for."""
         return self.rows.shape[1]
 
+    def convolved_rows(self, layer: int) -> torch.Tensor:
+        """Rows that the recurrence of the layer verified last was given: [B, T, C]."""
+        return self.qkv[:, 3:]
+
     @property
     def round_bytes(self) -> int:
         """Bytes that live until acceptance."""
@@ -1132,7 +1265,7 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
         u=empty(layers, batch, 40, 32, 128),
         live=torch.zeros(batch, 40, dtype=torch.int8, device=device),
         parents=None,
-        qkv=empty(batch, 40, 8192, dtype=MODULE.dtype),
+        qkv=empty(batch, 43, 8192, dtype=MODULE.dtype),
         vectors=empty(batch, 2, 16, 40),
         decays=empty(batch, 3, 32, 40),
         # where solve is merged with factor, each value tile has its own

@@ -8,7 +8,7 @@ layer     heads 30:30, dims 96:192, convolution 4, activations bf16, state bf16
 numerics  contract fp32; state exact in bf16; solve and readout tf32x3
 factors   replay, 23280 bytes a node (a state snapshot: 2280960)
 solver    horner; blocks of 16; 16 columns of G
-digest    53401d8ed9a08ad8
+digest    c16731487e9c04e2
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -67,7 +67,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="53401d8ed9a08ad8",
+    digest="c16731487e9c04e2",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -132,8 +132,10 @@ def _write_gate(b_b):
 
 @triton.jit
 def _silu(b_x):
-    """x sigmoid(x), rounded once to the activations' dtype."""
-    return (b_x / (1.0 + tl.exp2(b_x * -1.4426950408889634))).to(tl.bfloat16)
+    """x sigmoid(x), float32."""
+    # a root and two products cost less than a division
+    b_r = tl.rsqrt(1.0 + tl.exp2(b_x * -1.4426950408889634))
+    return b_x * b_r * b_r
 
 
 @triton.jit
@@ -264,19 +266,12 @@ def _taps(weight, bias, o_c, m_c):
 
 
 @triton.jit
-def _keep_rows(p_x, stride_x, p_window, p_rows, p_live, nodes, o_d, m_d, MASKED: tl.constexpr):
-    """One head's committed window and the first `nodes` rows that verify was given.
-
-    p_rows is node 0's: the window lies before it, so that a path runs on into it below the root.
-    """
-    for i_w in tl.static_range(W - 1):
-        b_w = tl.load(p_window + o_d * (W - 1) + i_w, mask=m_d, other=0.0)
-        tl.store(p_rows + (i_w - (W - 1)) * C + o_d, b_w, mask=m_d)
-    for i_n in range(0, nodes, 16):
-        o_n = i_n + tl.arange(0, 16)
-        m = (_live(p_live, o_n, MASKED) & (o_n < nodes))[:, None] & m_d[None, :]
-        b_x = tl.load(p_x + o_n.to(tl.int64)[:, None] * stride_x + o_d[None, :], mask=m, other=0.0)
-        tl.store(p_rows + o_n[:, None] * C + o_d[None, :], b_x, mask=m)
+def _given(p_x, stride_x, p_live, nodes, i_n, o_d, m_d, MASKED: tl.constexpr):
+    """One head's rows from node i_n on, before `nodes`, as given; their places; which are live."""
+    o_n = i_n + tl.arange(0, 16)
+    m = (_live(p_live, o_n, MASKED) & (o_n < nodes))[:, None] & m_d[None, :]
+    p_x = p_x + o_n.to(tl.int64)[:, None] * stride_x + o_d[None, :]
+    return tl.load(p_x, mask=m, other=0.0), o_n[:, None] * C + o_d[None, :], m
 
 
 @triton.jit
@@ -298,16 +293,76 @@ def _convolve(p_rows, parents, o_n, m, o_d, b_bias, b_w0, b_w1, b_w2, b_w3):
 
 
 @triton.jit
+def _widen(b_x):
+    """Two bf16 in a word -> both in float32; an instruction each, where a conversion takes two."""
+    return (b_x << 16).to(tl.float32, bitcast=True), (b_x & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _rounded(b_y):
+    """The nearest bf16, ties to even, still in float32."""
+    b_i = b_y.to(tl.int32, bitcast=True)
+    return ((b_i + 0x7FFF + ((b_i >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _pairs_of(b_x):
+    """Elements 2 i and 2 i + 1."""
+    return tl.split(tl.reshape(b_x, [b_x.shape[0] // 2, 2]))
+
+
+@triton.jit
+def _convolve_pairs(p_rows, parents, o_n, m, o_w, taps, MASKED: tl.constexpr):
+    """_convolve of channels 2 o_w and of 2 o_w + 1, before the rounding: two [N, D / 2]."""
+    p_w = p_rows.to(tl.pointer_type(tl.int32)) + o_w[None, :]
+    o_1 = _above(parents, o_n)
+    o_2 = _above(parents, o_1)
+    o_3 = _above(parents, o_2)
+    b_x3 = tl.load(p_w + o_3[:, None] * (C // 2), mask=m, other=0)
+    b_x2 = tl.load(p_w + o_2[:, None] * (C // 2), mask=m, other=0)
+    b_x1 = tl.load(p_w + o_1[:, None] * (C // 2), mask=m, other=0)
+    b_x0 = tl.load(p_w + o_n[:, None] * (C // 2), mask=m, other=0)
+    b_u0, b_u1 = _pairs_of(taps[0])
+    b_y0 = tl.zeros([o_n.shape[0], o_w.shape[0]], tl.float32) + b_u0[None, :]
+    b_y1 = tl.zeros([o_n.shape[0], o_w.shape[0]], tl.float32) + b_u1[None, :]
+    b_0, b_1 = _widen(b_x3)
+    b_u0, b_u1 = _pairs_of(taps[1])
+    b_y0 = tl.fma(b_0, b_u0[None, :], b_y0)
+    b_y1 = tl.fma(b_1, b_u1[None, :], b_y1)
+    b_0, b_1 = _widen(b_x2)
+    b_u0, b_u1 = _pairs_of(taps[2])
+    b_y0 = tl.fma(b_0, b_u0[None, :], b_y0)
+    b_y1 = tl.fma(b_1, b_u1[None, :], b_y1)
+    b_0, b_1 = _widen(b_x1)
+    b_u0, b_u1 = _pairs_of(taps[3])
+    b_y0 = tl.fma(b_0, b_u0[None, :], b_y0)
+    b_y1 = tl.fma(b_1, b_u1[None, :], b_y1)
+    b_0, b_1 = _widen(b_x0)
+    b_u0, b_u1 = _pairs_of(taps[4])
+    b_y0 = tl.fma(b_0, b_u0[None, :], b_y0)
+    b_y1 = tl.fma(b_1, b_u1[None, :], b_y1)
+    b_y0, b_y1 = _silu(b_y0), _silu(b_y1)
+    if MASKED:
+        b_y0, b_y1 = tl.where(m, b_y0, 0.0), tl.where(m, b_y1, 0.0)
+    return b_y0, b_y1
+
+
+@triton.jit
 def _keep_taps(weight, bias, kept, i_r):
     """Convolution weights and bias of 128 channels, for commit to replay with."""
     o_c = i_r * 128 + tl.arange(0, 128)
     m_c = o_c < C
-    for i_w in tl.static_range(W):
-        b_w = tl.load(weight + o_c * W + i_w, mask=m_c, other=0.0)
-        tl.store(kept + o_c * (W + 1) + i_w, b_w, mask=m_c)
     b_bias = tl.zeros([128], tl.bfloat16)
     if bias is not None:
         b_bias = tl.load(bias + o_c, mask=m_c, other=0.0)
+    b_w0 = tl.load(weight + o_c * W + 0, mask=m_c, other=0.0)
+    b_w1 = tl.load(weight + o_c * W + 1, mask=m_c, other=0.0)
+    b_w2 = tl.load(weight + o_c * W + 2, mask=m_c, other=0.0)
+    b_w3 = tl.load(weight + o_c * W + 3, mask=m_c, other=0.0)
+    tl.store(kept + o_c * (W + 1) + 0, b_w0, mask=m_c)
+    tl.store(kept + o_c * (W + 1) + 1, b_w1, mask=m_c)
+    tl.store(kept + o_c * (W + 1) + 2, b_w2, mask=m_c)
+    tl.store(kept + o_c * (W + 1) + 3, b_w3, mask=m_c)
     tl.store(kept + o_c * (W + 1) + W, b_bias, mask=m_c)
 
 
@@ -373,7 +428,9 @@ def _live(p_live, o_n, MASKED: tl.constexpr):
 def _prepare_rows(
     p_x,
     stride_xt,
-    p_window,
+    slot,
+    window,
+    stride_slot,
     weight,
     bias,
     parents,
@@ -396,28 +453,48 @@ def _prepare_rows(
     m_d = o_d < D
     p_rows = p_rows + c
     if CONVOLVE:
+        # all that does not wait for the slot is asked for before it is looked at
         nodes = tl.minimum((i_t + 1) * TILES * 8, T)
-        p_w = p_window + c * (W - 1)
-        _keep_rows(p_x, stride_xt, p_w, p_rows, p_live, nodes, o_d, m_d, MASKED)
-        b_bias, b_w0, b_w1, b_w2, b_w3 = _taps(weight, bias, c + o_d, m_d)
+        b_given, o_x, m_x = _given(p_x, stride_xt, p_live, nodes, 0, o_d, m_d, MASKED)
+        o_w = tl.arange(0, D_P // 2)
+        m_w = o_w < D // 2
+        taps = _taps(weight, bias, c + o_d, m_d)
+    if slot < 0:
+        return
+    if CONVOLVE:
+        # the committed window lies before the root, so that a path runs on into it
+        p_w = window + slot * stride_slot + (c + o_d) * (W - 1)
+        b_c0 = tl.load(p_w, mask=m_d, other=0.0)
+        b_c1 = tl.load(p_w + 1, mask=m_d, other=0.0)
+        b_c2 = tl.load(p_w + 2, mask=m_d, other=0.0)
+        tl.store(p_rows + o_x, b_given, mask=m_x)
+        tl.store(p_rows - 3 * C + o_d, b_c0, mask=m_d)
+        tl.store(p_rows - 2 * C + o_d, b_c1, mask=m_d)
+        tl.store(p_rows - 1 * C + o_d, b_c2, mask=m_d)
         # rows are read back from where they are kept: one base, below the root as well
         tl.debug_barrier()
     for i_n in range(i_t * TILES, (i_t + 1) * TILES):
         o_n = i_n * 8 + tl.arange(0, 8)
-        m = _live(p_live, o_n, MASKED)[:, None] & m_d[None, :]
+        m_n = _live(p_live, o_n, MASKED)[:, None]
+        m = m_n & m_d[None, :]
+        m_all = (o_n < T)[:, None] & m_d[None, :]
+        p_out = p_qkv + c + o_n[:, None] * C + o_d[None, :]
         if CONVOLVE:
-            b_x = _convolve(p_rows, parents, o_n, m, o_d, b_bias, b_w0, b_w1, b_w2, b_w3)
+            m_y = m_n & m_w[None, :]
+            b_y0, b_y1 = _convolve_pairs(p_rows, parents, o_n, m_y, o_w, taps, MASKED)
+            b_x = tl.join(b_y0, b_y1).to(tl.bfloat16)
+            tl.store(p_out, tl.reshape(b_x, [8, D_P]), mask=m_all)
+            if IS_KEY:
+                b_y0, b_y1 = _rounded(b_y0), _rounded(b_y1)
+                b_sum = tl.sum(b_y0 * b_y0 + b_y1 * b_y1, 1)
         else:
             p_n = p_x + o_n.to(tl.int64)[:, None] * stride_xt + o_d[None, :]
             b_x = tl.load(p_n, mask=m, other=0.0)
-            # commit replays k and v alone
-            m_k = m & (c >= HK * DK)
-            tl.store(p_rows + o_n[:, None] * C + o_d[None, :], b_x, mask=m_k)
-        m_all = (o_n < T)[:, None] & m_d[None, :]
-        tl.store(p_qkv + c + o_n[:, None] * C + o_d[None, :], b_x, mask=m_all)
-        if IS_KEY:
+            tl.store(p_out, b_x, mask=m_all)
             b_x = b_x.to(tl.float32)
-            b_r = 1.0 / tl.sqrt(tl.sum(b_x * b_x, 1) + 1e-6)
+            b_sum = tl.sum(b_x * b_x, 1)
+        if IS_KEY:
+            b_r = 1.0 / tl.sqrt(b_sum + 1e-6)
             scale = tl.where(c < HK * DK, 0.10206207261596575, 1.0)
             tl.store(p_vec + o_n, b_r * scale, mask=o_n < T)
 
@@ -494,14 +571,9 @@ def prepare_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
         return
     i_t = (i_p - 2) // (2 * HK + HV)
     i_r = (i_p - 2) % (2 * HK + HV)
-    if CONVOLVE and (i_t == 0) & (i_b == 0):
-        _keep_taps(weight, bias, kept, i_r)
-    if slot < 0:
-        return
-    p_qkv = qkv + i_b * (T * C)
-    p_rows = rows + i_b * ((T + W - 1) * C) + (W - 1) * C
-    if CONVOLVE:
-        window = window + slot * stride_slot
+    i_x = i_b * ((T + W - 1) * C) + (W - 1) * C
+    p_qkv = qkv + i_x
+    p_rows = rows + i_x
     if i_r < 2 * HK:
         i_k = (i_r % HK).to(tl.int64)
         p_x = q + i_b * stride_qb + i_k * stride_qh
@@ -512,7 +584,9 @@ def prepare_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
         _prepare_rows(
             p_x,
             stride_xt,
+            slot,
             window,
+            stride_slot,
             weight,
             bias,
             parents,
@@ -535,7 +609,9 @@ def prepare_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
         _prepare_rows(
             v + i_b * stride_vb + i_h.to(tl.int64) * stride_vh,
             stride_vt,
+            slot,
             window,
+            stride_slot,
             weight,
             bias,
             parents,
@@ -553,6 +629,8 @@ def prepare_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
             MASKED,
             TILES,
         )
+    if CONVOLVE and (i_t == 0) & (i_b == 0):
+        _keep_taps(weight, bias, kept, i_r)
 
 
 @triton.jit
@@ -563,10 +641,11 @@ def _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale):
         o_n = _node(o_p)
         m_n = (o_n < T) & (o_p < ROWS)
         b_hi = tl.load(p_dec + o_n, mask=m_n, other=0.0)
-        b_p = _exp(b_hi, tl.load(p_dec + HV * T + o_n, mask=m_n, other=0.0))
+        b_lo = tl.load(p_dec + HV * T + o_n, mask=m_n, other=0.0)
         b_beta = tl.load(p_dec + 2 * HV * T + o_n, mask=m_n, other=0.0)
         b_rk = tl.load(p_rk + o_n, mask=m_n, other=0.0)
         b_rq = tl.load(p_rq + o_n, mask=m_n, other=0.0)
+        b_p = _exp(b_hi, b_lo)
         tl.store(p_scale + o_p, b_beta, mask=o_p < ROWS)
         tl.store(p_scale + ROWS + o_p, b_p * (b_beta * b_rk), mask=o_p < ROWS)
         tl.store(p_scale + 2 * ROWS + o_p, b_p * b_rq, mask=o_p < ROWS)
@@ -656,42 +735,50 @@ def _factor(
     i_k = first // 1
     p_rq = vectors + (i_b * (2 * HK) + i_k) * T
     p_rk = p_rq + HK * T
-    p_q = qkv + i_b * (T * C) + i_k * DK
+    p_q = qkv + i_b * ((T + W - 1) * C) + (W - 1) * C + i_k * DK
     p_k = p_q + HK * DK
+    for i_h in range(first, first + HEADS):
+        # first: what these loads bring in, the products need again
+        p_dec = decays + (i_b * (3 * HV) + i_h) * T
+        p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
+        _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale)
+    p_dec = decays + (i_b * (3 * HV) + first) * T
+    p_scale = scales + (i_b * HV + first) * (4 * ROWS)
+    p_read = readout + (i_b * HV + first) * (2 * ROWS * COLUMNS)
     o_p = tl.arange(0, 16)
     o_n = _node(o_p)
     m_n = (o_n < T) & (o_p < ROWS)
+
     o_c = tl.arange(0, 16)
     o_m = tl.where(o_c < COLUMNS, _node(o_c), T)
     m_m = o_m < T
     b_kk0, b_qk0 = _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT)
-    for i_h in range(first, first + HEADS):
-        p_dec = decays + (i_b * (3 * HV) + i_h) * T
-        p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
-        _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale)
-        p_read = readout + (i_b * HV + i_h) * (2 * ROWS * COLUMNS)
-        o_c = tl.arange(0, 16)
-        o_m = tl.where(o_c < COLUMNS, _node(o_c), T)
-        m_m = o_m < T
-        i_m, i_t = 0, 0
-        b_kk, b_qk = b_kk0, b_qk0
-        b_g, b_c = _pair(
-            b_kk, b_qk, p_rq, p_rk, p_dec, p_scale, ancestors, o_n, m_n, o_m, m_m, i_m, i_t
-        )
-        m_g = (o_p < COLUMNS)[:, None] & (o_c < COLUMNS)[None, :]
-        tl.store(p_prod + o_p[:, None] * COLUMNS + o_c[None, :], b_g, mask=m_g)
-        b_c0 = b_c
-        tl.debug_barrier()
-        o_j = tl.arange(0, 16)
-        b_x0 = tl.load(p_prod + o_j[:, None] * COLUMNS + o_j[None, :])
-
-        # columns 0 to 15: 11 nodes from node 0, with descendants
-        b_y0 = b_c0
-        b_r = b_y0
-        for _ in tl.static_range(5):
-            b_y0 = tl.dot(b_y0, b_x0, acc=b_r, input_precision=DOT)
-        _store_readout(p_read, b_y0, o_p, tl.arange(0, 16))
-        p_prod += COLUMNS * COLUMNS
+    p_g = p_prod + o_p[:, None] * COLUMNS + o_c[None, :]
+    m_g = (o_p < COLUMNS)[:, None] & (o_c < COLUMNS)[None, :]
+    p_x = p_prod + o_c[:, None] * COLUMNS + o_c[None, :]
+    b_g, b_c0 = _pair(
+        b_kk0,
+        b_qk0,
+        p_rq,
+        p_rk,
+        p_dec,
+        p_scale,
+        ancestors,
+        o_n,
+        m_n,
+        o_m,
+        m_m,
+        0,
+        0,
+    )
+    tl.store(p_g, b_g, mask=m_g)
+    tl.debug_barrier()
+    b_x0 = tl.load(p_x)
+    b_y0 = b_c0
+    for _ in tl.static_range(5):
+        b_y0 = tl.dot(b_y0, b_x0, acc=b_c0, input_precision=DOT)
+    p_y = p_read
+    _store_readout(p_y, b_y0, o_p, o_c)
 
 
 @triton.jit
@@ -766,12 +853,21 @@ def solve_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
         )
         tl.debug_barrier()
     p_s = p_s + o_v[:, None] * DK
-    p_kq = qkv + i_b * (T * C) + i_k * DK
-    p_v = qkv + i_b * (T * C) + 2 * HK * DK + i_h * DV + o_v[:, None]
+    p_qkv = qkv + i_b * ((T + W - 1) * C) + (W - 1) * C
+    p_kq = p_qkv + i_k * DK
+    p_v = p_qkv + 2 * HK * DK + i_h * DV + o_v[:, None]
     p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
     p_y = readout + (i_b * HV + i_h) * (2 * ROWS * COLUMNS)
 
     # the state against k and q of every node, as one operand with columns k0 q0 k1 q1 ...
+    if not MERGED:
+        o_p = tl.arange(0, 16)
+        o_n = _node(o_p)
+        m_o = m_v[:, None] & (o_n < T)[None, :]
+        b_v0 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
+        b_beta0 = tl.load(p_scale + o_p)
+        b_gate0 = tl.load(p_scale + ROWS + o_p)
+        b_rq0 = tl.load(p_scale + 2 * ROWS + o_p)
     o_c = tl.arange(0, 32)
     o_n = _node(o_c // 2)
     m_kq0 = o_n < T
@@ -785,29 +881,31 @@ def solve_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
         p_b = p_kq + o_kq0[None, :] + o_d[:, None]
         b_kq = tl.load(p_b, mask=m_kq0[None, :] & m_d[:, None], other=0.0)
         b_a0 = tl.dot(b_s, b_kq, acc=b_a0)
+    if MERGED:
+        o_p = tl.arange(0, 16)
+        o_n = _node(o_p)
+        m_o = m_v[:, None] & (o_n < T)[None, :]
+        b_v0 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
+        b_beta0 = tl.load(p_scale + o_p)
+        b_gate0 = tl.load(p_scale + ROWS + o_p)
+        b_rq0 = tl.load(p_scale + 2 * ROWS + o_p)
 
     # positions 0 to 15
-    o_p = tl.arange(0, 16)
-    o_n = _node(o_p)
-    m_n = o_n < T
     b_ks, b_qs = tl.split(tl.reshape(b_a0, [64, 16, 2]))  # [B_V, nodes]
-    m_o = m_v[:, None] & m_n[None, :]
-    b_v = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0).to(tl.float32)
-    m_p = o_p < ROWS
-    b_gate = tl.load(p_scale + ROWS + o_p, mask=m_p, other=0.0)
-    b_r = tl.load(p_scale + o_p, mask=m_p, other=0.0)[None, :] * b_v - b_gate[None, :] * b_ks
-    b_o = tl.load(p_scale + 2 * ROWS + o_p, mask=m_p, other=0.0)[None, :] * b_qs
+    b_r = b_beta0[None, :] * b_v0.to(tl.float32) - b_gate0[None, :] * b_ks
+    b_o = b_rq0[None, :] * b_qs
     b_h = _coarse(b_r)
     b_r0l = (b_r - b_h).to(tl.bfloat16)
     b_r0h = b_h.to(tl.bfloat16)
+    o_p = tl.arange(0, 16)
     o_c = tl.arange(0, 16)
     p_m = o_p[None, :] * COLUMNS + o_c[:, None]
-    m_m = (o_p < ROWS)[None, :] & (o_c < COLUMNS)[:, None]
-    b_y1 = tl.load(p_y + p_m, mask=m_m, other=0.0)
-    b_y2 = tl.load(p_y + ROWS * COLUMNS + p_m, mask=m_m, other=0.0)
+    b_y1 = tl.load(p_y + p_m)
+    b_y2 = tl.load(p_y + ROWS * COLUMNS + p_m)
     b_o = tl.dot(b_r0l, b_y1, acc=b_o)
     b_o = tl.dot(b_r0h, b_y2, acc=b_o)
     b_o = tl.dot(b_r0h, b_y1, acc=b_o)
+    o_n = _node(o_p)
     m_all = m_v[:, None] & (o_n < T)[None, :]
     tl.store(p_o + o_n[None, :] * stride_ot, b_o.to(tl.bfloat16), mask=m_all)
 
@@ -1015,7 +1113,7 @@ class Factors:
     write gate), from which commit replays the accepted path.
     live [B, T].
 
-    One layer's scratch: qkv [B, T, C] after the convolution, vectors [B, 2, Hk, T] float32
+    One layer's scratch: qkv [B, W-1+T, C] after the convolution, vectors [B, 2, Hk, T] float32
     (scale/|q|, 1/|k|), decays [B, 3, Hv, T] float32 (log P in two floats, write gate),
     products [B, Hv, COLUMNS, COLUMNS] float32 (-G, then its blocks' inverses),
     readout [B, Hv, 2, ROWS, COLUMNS] (Y in two bf16 terms),
@@ -1053,6 +1151,11 @@ class Factors:
         """Rows there is room for."""
         return self.rows.shape[1]
 
+    def convolved_rows(self, layer: int) -> torch.Tensor:
+        """Rows that the recurrence of the layer verified last was given: [B, T, C]."""
+        kept = self.rows[layer] if self.convolved else self.qkv
+        return kept[:, 3:]
+
     @property
     def round_bytes(self) -> int:
         """Bytes that live until acceptance."""
@@ -1083,7 +1186,7 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
         u=None,
         live=torch.zeros(batch, 11, dtype=torch.int8, device=device),
         parents=None,
-        qkv=empty(batch, 11, 11520, dtype=MODULE.dtype),
+        qkv=empty(batch, 14, 11520, dtype=MODULE.dtype),
         vectors=empty(batch, 2, 30, 11),
         decays=empty(batch, 3, 30, 11),
         # where solve is merged with factor, each value tile has its own
@@ -1202,6 +1305,8 @@ def _verify(q, k, v, gate, conv, pool, options):
             trace_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16[(2, batch)](
                 None, live, slots, None, f.live, None, 0, 0, *s_l, HAS_LIVE=True, num_warps=1
             )
+        # rows that need no convolution are read from where they are kept
+        qkv = f.rows[layer] if f.convolved else f.qkv
         masked = live is not None
         # few requests: more programs, of fewer nodes; many: each head's rows fetched once
         tiles = 2 if batch >= 16 else 1
@@ -1220,7 +1325,7 @@ def _verify(q, k, v, gate, conv, pool, options):
             slots,
             f.live,
             f.parents,
-            f.qkv,
+            qkv,
             f.rows[layer],
             f.kept[layer],
             f.gates[layer],
@@ -1242,7 +1347,7 @@ def _verify(q, k, v, gate, conv, pool, options):
         if not merged:
             heads = 1
             factor_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16[(30 // heads, batch)](
-                f.qkv,
+                qkv,
                 slots,
                 f.vectors,
                 f.decays,
@@ -1257,7 +1362,7 @@ def _verify(q, k, v, gate, conv, pool, options):
                 num_stages=1,
             )
         solve_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16[(3, 30, batch)](
-            f.qkv,
+            qkv,
             state,
             slots,
             f.vectors,

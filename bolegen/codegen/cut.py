@@ -26,7 +26,7 @@ def cut_tiles(plan: TreePlan) -> dict[str, Any]:
         "columns": columns,
         "row_tiles": row_tiles,
         "tiles": tiles,
-        "shared": len(row_tiles) == 1 and not plan.tiling.rolled,
+        "alone": len(row_tiles) == 1 and len(columns) == 1 and not plan.tiling.rolled,
         "leaves": plan.rows > plan.column_count,
         "inverted": any(block.inverted for block in plan.columns),
         "side": side,

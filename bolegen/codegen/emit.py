@@ -135,7 +135,7 @@ def _header(plan: TreePlan, module: KernelModule) -> dict[str, object]:
     count = "at most " if not tree.is_static else ""
     dropped = plan.depth - plan.steps
     drop = f", {dropped} vanish" if dropped else ""
-    launches = [kernel.name.partition("_")[0] for kernel in module.kernels]
+    launches = [kernel.name.partition("_")[0] for kernel in module.kernels if not kernel.label]
     return {
         "title": f"Tree verifier for {spec.mixer.name}: {_shorten(template, 24)}, "
         f"{count}{tree.nodes} nodes, depth {plan.depth}.",

@@ -6,13 +6,14 @@ __all__ = ["kernels_of"]
 
 
 def kernels_of(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
-    """trace, prepare, factor, solve and commit, in launch order."""
+    """trace, prepare, factor, solve (alone, and factor inside) and commit, in launch order."""
     tiling = plan.tiling
     kernels = [
         Kernel(f"trace_{name}", _trace(plan), 1, 1),
         Kernel(f"prepare_{name}", _prepare(plan), tiling.warps_prepare, 1),
         Kernel(f"factor_{name}", _factor(plan), tiling.warps_factor, 1),
         Kernel(f"solve_{name}", _solve(plan), tiling.warps_solve, tiling.stages, tiling.maxnreg),
+        *_merged(plan, name),
         Kernel(f"commit_{name}", _commit(plan), tiling.warps_commit, 1),
     ]
     return tuple(kernels)
@@ -91,11 +92,20 @@ def _factor(plan: TreePlan) -> tuple[Param, ...]:
         *_pointers(_readout(plan), "readout"),
         *_inverse(plan),
         *_pointers("*fp32", "scales"),
-        *_constants(HEADS=1, DOT=plan.precision.fold or _dot(plan)),
+        *_constants(HEADS=1, DOT=_fold(plan)),
     )
 
 
-def _solve(plan: TreePlan) -> tuple[Param, ...]:
+def _merged(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
+    """The solve that few requests launch, which does factor's work itself."""
+    tiling = plan.tiling
+    if not tiling.merge_batch:
+        return ()
+    params = _solve(plan, merged=True)
+    return (Kernel(f"solve_{name}", params, tiling.warps_solve, tiling.stages, label="merged"),)
+
+
+def _solve(plan: TreePlan, merged: bool = False) -> tuple[Param, ...]:
     static = plan.tree.is_static
     nodes = () if static else (Param("nodes", "i32", aligned=False),)
     replay = plan.spec.factors == "replay"
@@ -113,7 +123,7 @@ def _solve(plan: TreePlan) -> tuple[Param, ...]:
         *_pointers(plan.spec.dtype.pointer, "out"),
         *nodes,
         *_strides("slot", "ob", "ot", "oh"),
-        *_constants(MERGED=False, FOLD=None, DOT=_dot(plan)),
+        *_constants(MERGED=merged, FOLD=_fold(plan) if merged else None, DOT=_dot(plan)),
     )
 
 
@@ -139,6 +149,10 @@ def _commit(plan: TreePlan) -> tuple[Param, ...]:
 def _dot(plan: TreePlan) -> str:
     hip = plan.target is not None and plan.target.backend == "hip"
     return plan.precision.hip_dot if hip else plan.precision.dot
+
+
+def _fold(plan: TreePlan) -> str:
+    return plan.precision.fold or _dot(plan)
 
 
 def _readout(plan: TreePlan) -> str:

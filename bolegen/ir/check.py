@@ -28,7 +28,7 @@ def check_plan(plan: TreePlan) -> None:
 
 def check_module(module: KernelModule) -> None:
     """Raise CheckError where kernels could not be emitted or told apart."""
-    names = [kernel.name for kernel in module.kernels]
+    names = [kernel.label or kernel.name for kernel in module.kernels]
     _need(len(set(names)) == len(names), f"kernel names must differ: {names}")
     for name in [module.name, *names]:
         _need(name.isidentifier(), f"{name!r} must be an identifier")

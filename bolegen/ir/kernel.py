@@ -23,13 +23,17 @@ class Param:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch: its name in the emitted module, arguments in order, warps and stages."""
+    """One launch: its name in the emitted module, arguments in order, warps and stages.
+
+    ``label``: what reports call it, where one kernel is launched in two ways.
+    """
 
     name: str
     params: tuple[Param, ...]
     warps: int
     stages: int
     maxnreg: int | None = None  # cap of registers a thread, where the backend knows one
+    label: str | None = None
 
 
 @dataclass(frozen=True)

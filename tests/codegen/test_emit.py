@@ -226,12 +226,14 @@ def planned_dots(plan: TreePlan) -> tuple[int, int]:
     both = 1 if plan.spec.factors == "replay" else 2
     terms = 3 if plan.precision.readout_terms else 1
     factor, solve = 0, 0
+    # one column block: written out for a head alone, and for all value heads of a key head
+    heads = {1, plan.tiling.heads} if len(plan.columns) == 1 else {1}
     for start in range(0, plan.rows, plan.tiling.b_r):
         blocks = [block for block in plan.columns if block.start < start + plan.tiling.b_r]
         for block in blocks:
             later = [other for other in blocks if other.start > block.start]
             factor += both * sum(meets(plan, other.nodes, block.nodes) for other in later)
-            factor += both * (1 if block.inverted or block.steps else 0)
+            factor += both * sum(heads) * (1 if block.inverted or block.steps else 0)
     tiles = cut_tiles(plan)["tiles"]
     for tile in tiles:
         solve += max(1, plan.precision.state_terms)

@@ -125,7 +125,9 @@ def test_the_first_child_sees_root_and_window_only() -> None:
     for child in range(1, 5):
         sums = window[:, 1] + 2 * window[:, 2] + 3 * rows[0] + 4 * rows[child]
         want = torch.nn.functional.silu(sums)
-        assert torch.allclose(factors.qkv[0, child].float(), want, rtol=2**-7, atol=1e-5)
+        assert torch.allclose(
+            factors.convolved_rows(0)[0, child].float(), want, rtol=2**-7, atol=1e-5
+        )
 
 
 TRACKS = {
@@ -226,7 +228,7 @@ def test_one_commit_for_all_layers(layout: str, strided: bool) -> None:
     for layer in range(3):
         out = r.verify(m, factors, layer)
         check_verify(m, r, out, factors, layer).assert_within()
-        kept.append(factors.qkv.clone())
+        kept.append(factors.convolved_rows(layer).clone())
     was = r.with_clones()
     r.commit(m, factors, [4, 2])
     for layer, qkv in enumerate(kept):
@@ -268,7 +270,9 @@ def test_outputs_of_verify_lead_to_the_committed_state() -> None:
     r = make_round(m, batch=1)
     factors = m.allocate(1, 1, "cpu")
     out = r.verify(m, factors)
-    q, _, _ = oracle.split_rows(numpy64(factors.qkv[0]), key_heads=1, value_heads=1, d_k=16)
+    q, _, _ = oracle.split_rows(
+        numpy64(factors.convolved_rows(0)[0]), key_heads=1, value_heads=1, d_k=16
+    )
     r.commit(m, factors, [3])
     query, _ = oracle.normalise(q, q)
     read = numpy64(r.state[0, int(r.slots[0]), 0]) @ query[3, 0]

@@ -25,7 +25,7 @@ class History:
 
     def accept(self, m: ModuleType, r: Round, factors: Any, row: int, last: int) -> None:
         """Carry both along the path to `last`, from the rows that the kernel rounded."""
-        known = operands(m, r, factors.qkv, 0, row)[1:]
+        known = operands(m, r, factors.convolved_rows(0), 0, row)[1:]
         self.exact = oracle.committed_state(r.trees[row], last, *known, self.exact)
         honest = serially(r.trees[row], last, *known, self.honest)
         self.honest = numpy64(torch.from_numpy(honest).to(self.kind))

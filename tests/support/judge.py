@@ -94,7 +94,7 @@ def check_verify(m: ModuleType, r: Any, out: torch.Tensor, factors: Any, layer: 
         if not factors.convolved:
             _check_conv(r, factors, layer, row, worst)
         live = None if r.live is None else r.live[row].cpu().numpy()
-        known = operands(m, r, factors.qkv, layer, row)
+        known = operands(m, r, factors.convolved_rows(layer), layer, row)
         state = numpy64(r.state[layer, slot])
         want = oracle.recurrence(r.trees[row], *known, state, live=live)
         got = numpy64(out[row])
@@ -119,7 +119,7 @@ def _check_conv(r: Any, factors: Any, layer: int, row: int, worst: Worst) -> Non
     live = None if r.live is None else r.live[row].cpu().numpy()
     bias = None if r.conv_bias is None else numpy64(r.conv_bias[layer])
     want = oracle.convolve(r.trees[row], raw, window, weight, bias, live=live)
-    got = numpy64(factors.qkv[row, : len(want)])
+    got = numpy64(factors.convolved_rows(layer)[row, : len(want)])
     # cancelling sums carry the float32 error of their terms, not of their result
     alive = slice(None) if live is None else live
     largest = np.nanmax(np.abs(raw[alive]), initial=1.0) * np.max(np.abs(weight))
@@ -162,7 +162,7 @@ def check_commit(
     """Committed states and windows of one layer against the oracle; other slots untouched.
 
     ``tracks`` holds a slot and a node for each row. ``qkv`` is what verify left in
-    factors.qkv for this layer, by default what is there now.
+    factors.convolved_rows(layer), by default what is there now.
     """
     worst = Worst()
     expected: dict[int, tuple[int, int]] = {}
@@ -172,7 +172,7 @@ def check_commit(
     for row, node in enumerate(last):
         if int(r.slots[row]) >= 0 and _accepted(r, row, node):
             expected[int(r.slots[row])] = row, node
-    rows = factors.qkv if qkv is None else qkv
+    rows = factors.convolved_rows(layer) if qkv is None else qkv
     for slot, (row, node) in expected.items():
         _check_slot(m, r, rows, (before, after), (layer, slot, row, node), worst)
         if factors.convolved:

@@ -44,7 +44,7 @@ def tile_values(plan: TreePlan) -> TreePlan:
         full_batch=16,
         share_batch=32,
         merge_batch=0 if rolled else 1,
-        heads=plan.spec.ratio if len(plan.columns) == 1 else 1,
+        heads=plan.spec.ratio if len(plan.columns) == 1 and plan.rows <= b_r else 1,
         stages=3,
         maxnreg=cap,
         fused=plan.rows <= 96,
