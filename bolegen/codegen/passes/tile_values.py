@@ -40,6 +40,7 @@ def tile_values(plan: TreePlan) -> TreePlan:
         b_r=b_r,
         b_v=b_v,
         b_k=min(32, d_k),
+        b_t=min(64, _power(plan.spec.d_v)),
         half_batch=4,
         full_batch=16,
         share_batch=32,
