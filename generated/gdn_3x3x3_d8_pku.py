@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    f891d5b60623556a
+digest    dd144e7104a1528b
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -108,7 +108,7 @@ MODULE = Module(
     contract="fp32",
     factors="pku",
     schedules=("tiled",),
-    digest="f891d5b60623556a",
+    digest="dd144e7104a1528b",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -1021,10 +1021,14 @@ def commit_gdn_3x3x3_d8_pku(
     m_d = o_d < DK
     m_s = m_d[:, None, :] & m_v[None, :, None]
     p_s = state + i_l * stride_sl + i_h * (DV * DK) + o_v[None, :, None] * DK + o_d[:, None, :]
-    b_s = tl.load(p_s + slot * stride_ss, mask=m_s, other=0.0).to(tl.float32)
+    # a warp is to reach over rows, not over pieces of d_k: two strides that compilers rank alike.
+    # Vectors lie along the last axis only, so that what is said of the rows moves no address
+    p_to = tl.max_contiguous(p_s + slot * stride_ss, [1, 2, 32])
+    b_s = tl.load(p_to, mask=m_s, other=0.0).to(tl.float32)
     b_up, n = _path(parents, last)
     # tracked only where it lies on the accepted path
     n_track = n * 0
+    p_track = p_to
     track_slot = slot
     if track_slots is not None:
         track = _accepted(track_nodes, live, i_b)
@@ -1033,6 +1037,7 @@ def commit_gdn_3x3x3_d8_pku(
         m_track = (track >= 0) & (to >= 0)
         n_track = tl.max(tl.where(m_track & (b_up == track), n - o_l, 0), 0)
         track_slot = tl.where(n_track > 0, to, slot)
+        p_track = tl.max_contiguous(p_s + track_slot * stride_ss, [1, 2, 32])
     i_row = i_l * capacity + i_b
     p_rows = rows + i_row * ((T + W - 1) * C) + (W - 1) * C
     if not CONVOLVED:
@@ -1046,9 +1051,9 @@ def commit_gdn_3x3x3_d8_pku(
     p_u = u + (i_row * (T * HV) + i_h) * DV
     if n_track > 0:
         b_t = _state_at(b_s, b_up, n, n_track, p_gates, p_keys, p_u, o_d, m_d, o_v, m_v)
-        tl.store(p_s + track_slot * stride_ss, b_t.to(tl.float32), mask=m_s)
+        tl.store(p_track, b_t.to(tl.float32), mask=m_s)
     b_s = _state_at(b_s, b_up, n, n, p_gates, p_keys, p_u, o_d, m_d, o_v, m_v)
-    tl.store(p_s + slot * stride_ss, b_s.to(tl.float32), mask=m_s)
+    tl.store(p_to, b_s.to(tl.float32), mask=m_s)
 
 
 @dataclass

@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    b72bb3db3b31d5c3
+digest    0045779698d972d6
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -67,7 +67,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="b72bb3db3b31d5c3",
+    digest="0045779698d972d6",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -1028,11 +1028,15 @@ def commit_gdn_any64_d8(
     m_d = o_d < DK
     m_s = m_d[:, None, :] & m_v[None, :, None]
     p_s = state + i_l * stride_sl + i_h * (DV * DK) + o_v[None, :, None] * DK + o_d[:, None, :]
-    b_s = tl.load(p_s + slot * stride_ss, mask=m_s, other=0.0).to(tl.float32)
+    # a warp is to reach over rows, not over pieces of d_k: two strides that compilers rank alike.
+    # Vectors lie along the last axis only, so that what is said of the rows moves no address
+    p_to = tl.max_contiguous(p_s + slot * stride_ss, [1, 2, 32])
+    b_s = tl.load(p_to, mask=m_s, other=0.0).to(tl.float32)
     parents = parents + i_b * T
     b_up, n = _path(parents, last)
     # tracked only where it lies on the accepted path
     n_track = n * 0
+    p_track = p_to
     track_slot = slot
     if track_slots is not None:
         track = _accepted(track_nodes, live, i_b)
@@ -1041,6 +1045,7 @@ def commit_gdn_any64_d8(
         m_track = (track >= 0) & (to >= 0)
         n_track = tl.max(tl.where(m_track & (b_up == track), n - o_l, 0), 0)
         track_slot = tl.where(n_track > 0, to, slot)
+        p_track = tl.max_contiguous(p_s + track_slot * stride_ss, [1, 2, 32])
     i_row = i_l * capacity + i_b
     p_rows = rows + i_row * ((T + W - 1) * C) + (W - 1) * C
     if not CONVOLVED:
@@ -1050,10 +1055,10 @@ def commit_gdn_any64_d8(
             _commit_window(p_w + track_slot * stride_ws, p_rows, b_up, n, n_track, o_c, o_c < C)
         _commit_window(p_w + slot * stride_ws, p_rows, b_up, n, n, o_c, o_c < C)
     _commit_state(
-        p_s + slot * stride_ss,
+        p_to,
         b_s,
         m_s,
-        p_s + track_slot * stride_ss,
+        p_track,
         n_track,
         p_rows,
         kept + i_l * (C * (W + 1)),
