@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    9626efdd807c3e4e
+digest    9736de73e7e6133e
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -108,14 +108,15 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="9626efdd807c3e4e",
+    digest="9736de73e7e6133e",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
 # the same for Y, which reaches nothing but outputs that are rounded to bf16
 FOLD = "bf16x3"
-# registers a thread of the solve, where the backend knows such a cap
+# registers a thread of solve and of commit, where the backend knows such a cap
 CAP = {"maxnreg": 128} if torch.version.hip is None else {}
+COMMIT_CAP = {"maxnreg": 168} if torch.version.hip is None else {}
 
 T = tl.constexpr(40)  # nodes
 DEPTH = tl.constexpr(3)  # edges from the deepest node to the root
@@ -1051,25 +1052,26 @@ def solve_gdn_3x3x3_d8(
 
 @triton.jit
 def _path(parents, last):
-    """Nodes from the root to `last` in order, -1 behind, and how many there are."""
+    """Nodes from `last` up to the root, -1 behind, and how many there are."""
     o_l = tl.arange(0, 4)
+    b_up = tl.where(o_l == 0, last, -1)
     n = (last >= 0).to(tl.int32)
     b_at = last
-    for _ in range(DEPTH):
+    for i in range(1, DEPTH + 1):
         b_at = tl.where(b_at > 0, _parent(parents, b_at), -1)
+        b_up = tl.where(o_l == i, b_at, b_up)
         n += (b_at >= 0).to(tl.int32)
-    b_path = tl.full([4], -1, tl.int32)
-    b_at = last
-    for i in range(0, n):
-        b_path = tl.where(o_l == n - 1 - i, b_at, b_path)
-        b_at = tl.where(b_at > 0, _parent(parents, b_at), -1)
-    return b_path, n
+    return b_up, n
 
 
 @triton.jit
-def _at(b_path, i):
-    """Entry i of a path, -1 outside."""
-    return tl.max(tl.where(tl.arange(0, 4) == i, b_path, -1), 0)
+def _row(b_up, n, i):
+    """The kept row of entry i of a path from the root: a node, -1 behind its end.
+
+    Above the root a path runs on into the old window, rows -1, -2 ...
+    """
+    b_at = tl.max(tl.where(tl.arange(0, 4) == n - 1 - i, b_up, -1), 0)
+    return tl.where(i < 0, i, b_at)
 
 
 @triton.jit
@@ -1083,21 +1085,54 @@ def _accepted(nodes, live, i_b):
 
 
 @triton.jit
-def _replay_rows(p_rows, p_kept, parents, o_n, o_d, m_d, c, CONVOLVED: tl.constexpr):
-    """One head's rows, channels c + o_d, at the path's nodes o_n, as verify convolved them."""
-    m = (o_n >= 0)[:, None] & m_d[None, :]
-    p_rows = p_rows + c
+def _commit_window(p_w, p_rows, b_up, n, n_a, o_c, m_c):
+    """The window after n_a of a path's n nodes, channels o_c: rows of nodes and of the old one."""
+    for i_w in tl.static_range(W - 1):
+        row = _row(b_up, n, n_a - (W - 1) + i_w)
+        b_x = tl.load(p_rows + row * C + o_c, mask=m_c)
+        tl.store(p_w + o_c * (W - 1) + i_w, b_x, mask=m_c)
+
+
+@triton.jit
+def _fetch(p_rows, p_gates, b_up, n, i, o_k, m_k, o_v, m_v):
+    """Entry i of a path: its rows of k and v, log decay and write gate; 0 behind its end."""
+    row = _row(b_up, n, i)
+    b_k = tl.load(p_rows + row * C + o_k, mask=m_k & (i < n), other=0.0)
+    b_v = tl.load(p_rows + row * C + o_v, mask=m_v & (i < n), other=0.0)
+    m = (i >= 0) & (i < n)
+    g = tl.load(p_gates + row * (2 * HV), mask=m, other=0.0)
+    beta = tl.load(p_gates + row * (2 * HV) + HV, mask=m, other=0.0)
+    return b_k, b_v, g, beta
+
+
+@triton.jit
+def _fetch_taps(p_kept, o_c, m_c):
+    """Bias and convolution weights of channels o_c, oldest tap first, float32."""
+    b_bias = tl.load(p_kept + o_c * (W + 1) + W, mask=m_c, other=0.0).to(tl.float32)
+    b_w0 = tl.load(p_kept + o_c * (W + 1), mask=m_c, other=0.0).to(tl.float32)
+    b_w1 = tl.load(p_kept + o_c * (W + 1) + 1, mask=m_c, other=0.0).to(tl.float32)
+    b_w2 = tl.load(p_kept + o_c * (W + 1) + 2, mask=m_c, other=0.0).to(tl.float32)
+    b_w3 = tl.load(p_kept + o_c * (W + 1) + 3, mask=m_c, other=0.0).to(tl.float32)
+    return b_bias, b_w0, b_w1, b_w2, b_w3
+
+
+@triton.jit
+def _replay(b_x3, b_x2, b_x1, b_x0, b_bias, b_w0, b_w1, b_w2, b_w3, CONVOLVED: tl.constexpr):
+    """A node's row as verify convolved it, from those above it and its own: float32."""
     if CONVOLVED:
-        b_x = tl.load(p_rows + o_n[:, None] * C + o_d[None, :], mask=m, other=0.0)
-    else:
-        o_c = c + o_d
-        b_bias = tl.load(p_kept + o_c * (W + 1) + W, mask=m_d, other=0.0).to(tl.float32)
-        b_w0 = tl.load(p_kept + o_c * (W + 1), mask=m_d, other=0.0).to(tl.float32)
-        b_w1 = tl.load(p_kept + o_c * (W + 1) + 1, mask=m_d, other=0.0).to(tl.float32)
-        b_w2 = tl.load(p_kept + o_c * (W + 1) + 2, mask=m_d, other=0.0).to(tl.float32)
-        b_w3 = tl.load(p_kept + o_c * (W + 1) + 3, mask=m_d, other=0.0).to(tl.float32)
-        b_x = _convolve(p_rows, parents, o_n, m, o_d, b_bias, b_w0, b_w1, b_w2, b_w3)
-    return b_x.to(tl.float32)
+        return b_x0
+    b_y = b_bias
+    b_y = tl.fma(b_x3, b_w0, b_y)
+    b_y = tl.fma(b_x2, b_w1, b_y)
+    b_y = tl.fma(b_x1, b_w2, b_y)
+    b_y = tl.fma(b_x0, b_w3, b_y)
+    return _silu(b_y).to(tl.float32)
+
+
+@triton.jit
+def _sum_over_d(b_x):
+    """[DK / 32, N, 32] -> [N]: most of the sum lies within a thread."""
+    return tl.sum(tl.sum(b_x, 0), 1)
 
 
 @triton.jit
@@ -1106,44 +1141,55 @@ def _commit_state(
     b_s,
     m_s,
     p_track,
-    track,
+    n_track,
     p_rows,
     p_kept,
     p_gates,
-    parents,
-    b_path,
+    b_up,
     n,
-    c_k,
-    c_v,
+    o_k,
+    m_k,
     o_v,
     m_v,
     CONVOLVED: tl.constexpr,
 ):
-    """Run the recurrence along the accepted path from kept rows; store at `track` and the end.
+    """Run the recurrence along the accepted path from kept rows; store after n_track nodes and n.
 
-    Rows and gates of 4 nodes at a time, then one step of the recurrence a node.
+    The state is scale * b_s [DK / 32, B_V, 32]: a decay is one product, not one an element.
     """
-    o_d = tl.arange(0, 128)
-    m_d = o_d < DK
-    o_i = tl.arange(0, 4)
-    for i_p in range(0, n, 4):
-        o_n = b_path
-        b_k = _replay_rows(p_rows, p_kept, parents, o_n, o_d, m_d, c_k, CONVOLVED)
-        b_k = b_k * (1.0 / tl.sqrt(tl.sum(b_k * b_k, 1) + 1e-6))[:, None]
-        b_v = _replay_rows(p_rows, p_kept, parents, o_n, o_v, m_v, c_v, CONVOLVED)
-        b_g = _exp(tl.load(p_gates + o_n * (2 * HV), mask=o_n >= 0, other=0.0), 0.0)
-        b_beta = tl.load(p_gates + o_n * (2 * HV) + HV, mask=o_n >= 0, other=0.0)
-        for i in range(0, tl.minimum(n - i_p, 4)):
-            m_i = o_i == i
-            b_ki = tl.sum(tl.where(m_i[:, None], b_k, 0.0), 0)
-            b_vi = tl.sum(tl.where(m_i[:, None], b_v, 0.0), 0)
-            b_s = b_s * tl.sum(tl.where(m_i, b_g, 0.0), 0)
-            b_u = b_vi - tl.sum(b_s * b_ki[None, :], 1)
-            b_u = b_u * tl.sum(tl.where(m_i, b_beta, 0.0), 0)
-            b_s = b_s + b_u[:, None] * b_ki[None, :]
-            if tl.max(tl.where(m_i, o_n, -1), 0) == track:
-                tl.store(p_track, b_s.to(tl.float32), mask=m_s)
-    tl.store(p_s, b_s.to(tl.float32), mask=m_s)
+    b_kb, b_kw0, b_kw1, b_kw2, b_kw3 = _fetch_taps(p_kept, o_k, m_k)
+    b_vb, b_vw0, b_vw1, b_vw2, b_vw3 = _fetch_taps(p_kept, o_v, m_v)
+    b_k3, b_v3, _, _ = _fetch(p_rows, p_gates, b_up, n, -3, o_k, m_k, o_v, m_v)
+    b_k3, b_v3 = b_k3.to(tl.float32), b_v3.to(tl.float32)
+    b_k2, b_v2, _, _ = _fetch(p_rows, p_gates, b_up, n, -2, o_k, m_k, o_v, m_v)
+    b_k2, b_v2 = b_k2.to(tl.float32), b_v2.to(tl.float32)
+    b_k1, b_v1, _, _ = _fetch(p_rows, p_gates, b_up, n, -1, o_k, m_k, o_v, m_v)
+    b_k1, b_v1 = b_k1.to(tl.float32), b_v1.to(tl.float32)
+    b_k, b_v, g, beta = _fetch(p_rows, p_gates, b_up, n, 0, o_k, m_k, o_v, m_v)
+    scale = tl.full([], 1.0, tl.float32)
+    for i in range(0, n):
+        b_k0, b_v0 = b_k.to(tl.float32), b_v.to(tl.float32)
+        b_key = _replay(b_k3, b_k2, b_k1, b_k0, b_kb, b_kw0, b_kw1, b_kw2, b_kw3, CONVOLVED)
+        b_key = b_key[:, None, :]
+        b_u = _replay(b_v3, b_v2, b_v1, b_v0, b_vb, b_vw0, b_vw1, b_vw2, b_vw3, CONVOLVED)
+        b_k3, b_v3 = b_k2, b_v2
+        b_k2, b_v2 = b_k1, b_v1
+        b_k1, b_v1 = b_k0, b_v0
+        decay, gate = _exp(g, 0.0), beta
+        # the next node's rows are on their way while this one's are used
+        b_k, b_v, g, beta = _fetch(p_rows, p_gates, b_up, n, i + 1, o_k, m_k, o_v, m_v)
+        scale *= decay
+        # rarely, before it is divided by: a decay of 0 is a cut
+        while scale < 1e-6:
+            b_s = b_s * scale
+            scale = tl.full([], 1.0, tl.float32)
+        b_kk = _sum_over_d(b_key * b_key) + 1e-6
+        b_u = b_u - (scale * tl.rsqrt(b_kk)) * _sum_over_d(b_s * b_key)
+        b_u = gate * tl.rsqrt(b_kk * scale * scale) * b_u
+        b_s += b_u[None, :, None] * b_key
+        if i + 1 == n_track:
+            tl.store(p_track, (b_s * scale).to(tl.float32), mask=m_s)
+    tl.store(p_s, (b_s * scale).to(tl.float32), mask=m_s)
 
 
 @triton.jit
@@ -1170,76 +1216,63 @@ def commit_gdn_3x3x3_d8(
 ):
     """Write the accepted node's state and window into its slot, and a tracked ancestor's first.
 
-    Grid (Hv * DV / 64 + C / 256, B, layers): state tiles, then channels of the window.
+    Grid (Hv DV / 64, B, layers): 64 rows of a head's state, and 128 channels of the window.
     """
     i_r, i_b, i_l = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     slot = tl.load(slots + i_b).to(tl.int64)
     last = _accepted(nodes, live, i_b)
     if (slot < 0) | (last < 0):
         return
-    b_path, n = _path(parents, last)
+    i_h = i_r // 2
+    i_k = i_h // 2
+    o_v = (i_r % 2) * 64 + tl.arange(0, 64)
+    m_v = o_v < DV
+    o_d = tl.arange(0, 4)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    m_d = o_d < DK
+    m_s = m_d[:, None, :] & m_v[None, :, None]
+    p_s = state + i_l * stride_sl + i_h * (DV * DK) + o_v[None, :, None] * DK + o_d[:, None, :]
+    # a warp is to reach over rows, not over pieces of d_k: two strides that compilers rank alike.
+    # Vectors lie along the last axis only, so that what is said of the rows moves no address
+    p_to = tl.max_contiguous(p_s + slot * stride_ss, [1, 2, 32])
+    b_s = tl.load(p_to, mask=m_s, other=0.0).to(tl.float32)
+    b_up, n = _path(parents, last)
     # tracked only where it lies on the accepted path
-    track = tl.full([], -1, tl.int32)
-    track_slot = slot
     n_track = n * 0
+    p_track = p_to
+    track_slot = slot
     if track_slots is not None:
         track = _accepted(track_nodes, live, i_b)
-        track_slot = tl.load(track_slots + i_b).to(tl.int64)
+        to = tl.load(track_slots + i_b).to(tl.int64)
         o_l = tl.arange(0, 4)
-        n_track = tl.max(tl.where((b_path == track) & (o_l < n), o_l + 1, 0), 0)
-        m_track = (track_slot >= 0) & (track >= 0) & (n_track > 0)
-        n_track = tl.where(m_track, n_track, 0)
-        track = tl.where(m_track, track, -1)
-        track_slot = tl.where(m_track, track_slot, slot)
+        m_track = (track >= 0) & (to >= 0)
+        n_track = tl.max(tl.where(m_track & (b_up == track), n - o_l, 0), 0)
+        track_slot = tl.where(n_track > 0, to, slot)
+        p_track = tl.max_contiguous(p_s + track_slot * stride_ss, [1, 2, 32])
     i_row = i_l * capacity + i_b
-    p_rows = rows + i_row * ((T + W - 1) * C)
-    if i_r < 64:
-        i_h = i_r // 2
-        i_k = i_h // 2
-        o_v = (i_r % 2) * 64 + tl.arange(0, 64)
-        m_v = o_v < DV
-        o_d = tl.arange(0, 128)
-        m_s = m_v[:, None] & (o_d < DK)[None, :]
-        p_s = state + i_l * stride_sl + i_h * (DV * DK) + o_v[:, None] * DK + o_d[None, :]
-        b_s = tl.load(p_s + slot * stride_ss, mask=m_s, other=0.0).to(tl.float32)
-        p_gates = gates + i_row * (T * 2 * HV) + i_h
-        p_kept = kept + i_l * (C * (W + 1))
-        c_k = (HK + i_k) * DK
-        c_v = 2 * HK * DK + i_h * DV
-        _commit_state(
-            p_s + slot * stride_ss,
-            b_s,
-            m_s,
-            p_s + track_slot * stride_ss,
-            track,
-            p_rows + (W - 1) * C,
-            p_kept,
-            p_gates,
-            parents,
-            b_path,
-            n,
-            c_k,
-            c_v,
-            o_v,
-            m_v,
-            CONVOLVED,
-        )
-    else:
-        if not CONVOLVED:
-            o_c = (i_r - 64) * 256 + tl.arange(0, 256)
-            m_c = o_c < C
-            p_w = window + i_l * stride_wl + o_c * (W - 1)
-            for i_w in tl.static_range(W - 1):
-                # history position: a node of the path, or a row of the old window
-                i_t = n_track - (W - 1) + i_w
-                i_t = tl.where(i_t >= 0, _at(b_path, i_t), i_t)
-                b_t = tl.load(p_rows + (i_t + (W - 1)) * C + o_c, mask=m_c & (track >= 0))
-                tl.store(p_w + track_slot * stride_ws + i_w, b_t, mask=m_c & (track >= 0))
-            for i_w in tl.static_range(W - 1):
-                i_t = n - (W - 1) + i_w
-                i_t = tl.where(i_t >= 0, _at(b_path, i_t), i_t)
-                b_t = tl.load(p_rows + (i_t + (W - 1)) * C + o_c, mask=m_c)
-                tl.store(p_w + slot * stride_ws + i_w, b_t, mask=m_c)
+    p_rows = rows + i_row * ((T + W - 1) * C) + (W - 1) * C
+    if not CONVOLVED:
+        o_c = i_r * 128 + tl.arange(0, 128)
+        p_w = window + i_l * stride_wl
+        if n_track > 0:
+            _commit_window(p_w + track_slot * stride_ws, p_rows, b_up, n, n_track, o_c, o_c < C)
+        _commit_window(p_w + slot * stride_ws, p_rows, b_up, n, n, o_c, o_c < C)
+    _commit_state(
+        p_to,
+        b_s,
+        m_s,
+        p_track,
+        n_track,
+        p_rows,
+        kept + i_l * (C * (W + 1)),
+        gates + i_row * (T * 2 * HV) + i_h,
+        b_up,
+        n,
+        (HK + i_k) * DK + o_d,
+        m_d,
+        2 * HK * DK + i_h * DV + o_v,
+        m_v,
+        CONVOLVED,
+    )
 
 
 @dataclass
@@ -1555,7 +1588,7 @@ def commit(
         return
     s_w = (0, 0) if conv_state is None else conv_state.stride()[:2]
     with _on(state):
-        commit_gdn_3x3x3_d8[(96, batch, layers)](
+        commit_gdn_3x3x3_d8[(64, batch, layers)](
             state,
             conv_state,
             slots,
@@ -1574,6 +1607,8 @@ def commit(
             *s_w,
             CONVOLVED=conv_state is None,
             num_warps=4,
+            num_stages=1,
+            **COMMIT_CAP,
         )
 
 

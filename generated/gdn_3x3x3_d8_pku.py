@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    bb4790a45376e124
+digest    6be3b2dec95780f4
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -108,12 +108,13 @@ MODULE = Module(
     contract="fp32",
     factors="pku",
     schedules=("tiled",),
-    digest="bb4790a45376e124",
+    digest="6be3b2dec95780f4",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
-# registers a thread of the solve, where the backend knows such a cap
+# registers a thread of solve and of commit, where the backend knows such a cap
 CAP = {"maxnreg": 128} if torch.version.hip is None else {}
+COMMIT_CAP = {"maxnreg": 168} if torch.version.hip is None else {}
 
 T = tl.constexpr(40)  # nodes
 DEPTH = tl.constexpr(3)  # edges from the deepest node to the root
@@ -1051,25 +1052,26 @@ def solve_gdn_3x3x3_d8_pku(
 
 @triton.jit
 def _path(parents, last):
-    """Nodes from the root to `last` in order, -1 behind, and how many there are."""
+    """Nodes from `last` up to the root, -1 behind, and how many there are."""
     o_l = tl.arange(0, 4)
+    b_up = tl.where(o_l == 0, last, -1)
     n = (last >= 0).to(tl.int32)
     b_at = last
-    for _ in range(DEPTH):
+    for i in range(1, DEPTH + 1):
         b_at = tl.where(b_at > 0, _parent(parents, b_at), -1)
+        b_up = tl.where(o_l == i, b_at, b_up)
         n += (b_at >= 0).to(tl.int32)
-    b_path = tl.full([4], -1, tl.int32)
-    b_at = last
-    for i in range(0, n):
-        b_path = tl.where(o_l == n - 1 - i, b_at, b_path)
-        b_at = tl.where(b_at > 0, _parent(parents, b_at), -1)
-    return b_path, n
+    return b_up, n
 
 
 @triton.jit
-def _at(b_path, i):
-    """Entry i of a path, -1 outside."""
-    return tl.max(tl.where(tl.arange(0, 4) == i, b_path, -1), 0)
+def _row(b_up, n, i):
+    """The kept row of entry i of a path from the root: a node, -1 behind its end.
+
+    Above the root a path runs on into the old window, rows -1, -2 ...
+    """
+    b_at = tl.max(tl.where(tl.arange(0, 4) == n - 1 - i, b_up, -1), 0)
+    return tl.where(i < 0, i, b_at)
 
 
 @triton.jit
@@ -1083,22 +1085,31 @@ def _accepted(nodes, live, i_b):
 
 
 @triton.jit
-def _state_at(b_s, last, parents, p_gates, p_keys, p_u, o_v, m_v):
-    """e^{lp_a} S + sum over the path of e^{lp_a - lp_j} u_j k_j^T, from the node up: [B_V, DK]."""
-    o_d = tl.arange(0, 128)
-    m_d = o_d < DK
-    b_sum = tl.zeros([64, 128], tl.float32)
+def _commit_window(p_w, p_rows, b_up, n, n_a, o_c, m_c):
+    """The window after n_a of a path's n nodes, channels o_c: rows of nodes and of the old one."""
+    for i_w in tl.static_range(W - 1):
+        row = _row(b_up, n, n_a - (W - 1) + i_w)
+        b_x = tl.load(p_rows + row * C + o_c, mask=m_c)
+        tl.store(p_w + o_c * (W - 1) + i_w, b_x, mask=m_c)
+
+
+@triton.jit
+def _state_at(b_s, b_up, n, n_a, p_gates, p_keys, p_u, o_d, m_d, o_v, m_v):
+    """e^{lp_a} S + sum of e^{lp_a - lp_j} k_j u_j^T, a the n_a-th of a path's n nodes."""
     hi = tl.zeros([1], tl.float32)
     lo = tl.zeros([1], tl.float32)
-    b_at = last
-    for _ in range(DEPTH + 1):
-        m = b_at >= 0
-        b_u = tl.load(p_u + b_at * (HV * DV) + o_v, mask=m & m_v, other=0.0)
-        b_k = tl.load(p_keys + b_at * (HK * DK) + o_d, mask=m & m_d, other=0.0)
-        b_sum += (b_u * _exp(hi, lo))[:, None] * b_k[None, :]
-        hi, lo = _add(hi, lo, tl.load(p_gates + b_at * HV, mask=m, other=0.0))
-        b_at = tl.where(b_at > 0, _parent(parents, b_at), -1)
-    return b_s * _exp(hi, lo)[:, None] + b_sum
+    for i in range(0, n_a):
+        hi, lo = _add(hi, lo, tl.load(p_gates + _row(b_up, n, i) * HV))
+    b_s = b_s * _exp(hi, lo)
+    hi = tl.zeros([1], tl.float32)
+    lo = tl.zeros([1], tl.float32)
+    for i in range(0, n_a):
+        node = _row(b_up, n, n_a - 1 - i)
+        b_u = tl.load(p_u + node * (HV * DV) + o_v, mask=m_v, other=0.0) * _exp(hi, lo)
+        b_k = tl.load(p_keys + node * (HK * DK) + o_d, mask=m_d, other=0.0)
+        b_s += b_u[None, :, None] * b_k[:, None, :]
+        hi, lo = _add(hi, lo, tl.load(p_gates + node * HV))
+    return b_s
 
 
 @triton.jit
@@ -1125,62 +1136,54 @@ def commit_gdn_3x3x3_d8_pku(
 ):
     """Write the accepted node's state and window into its slot, and a tracked ancestor's first.
 
-    Grid (Hv * DV / 64 + C / 256, B, layers): state tiles, then channels of the window.
+    Grid (Hv DV / 64, B, layers): 64 rows of a head's state, and 128 channels of the window.
     """
     i_r, i_b, i_l = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     slot = tl.load(slots + i_b).to(tl.int64)
     last = _accepted(nodes, live, i_b)
     if (slot < 0) | (last < 0):
         return
-    b_path, n = _path(parents, last)
+    i_h = i_r // 2
+    i_k = i_h // 2
+    o_v = (i_r % 2) * 64 + tl.arange(0, 64)
+    m_v = o_v < DV
+    o_d = tl.arange(0, 4)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    m_d = o_d < DK
+    m_s = m_d[:, None, :] & m_v[None, :, None]
+    p_s = state + i_l * stride_sl + i_h * (DV * DK) + o_v[None, :, None] * DK + o_d[:, None, :]
+    # a warp is to reach over rows, not over pieces of d_k: two strides that compilers rank alike.
+    # Vectors lie along the last axis only, so that what is said of the rows moves no address
+    p_to = tl.max_contiguous(p_s + slot * stride_ss, [1, 2, 32])
+    b_s = tl.load(p_to, mask=m_s, other=0.0).to(tl.float32)
+    b_up, n = _path(parents, last)
     # tracked only where it lies on the accepted path
-    track = tl.full([], -1, tl.int32)
-    track_slot = slot
     n_track = n * 0
+    p_track = p_to
+    track_slot = slot
     if track_slots is not None:
         track = _accepted(track_nodes, live, i_b)
-        track_slot = tl.load(track_slots + i_b).to(tl.int64)
+        to = tl.load(track_slots + i_b).to(tl.int64)
         o_l = tl.arange(0, 4)
-        n_track = tl.max(tl.where((b_path == track) & (o_l < n), o_l + 1, 0), 0)
-        m_track = (track_slot >= 0) & (track >= 0) & (n_track > 0)
-        n_track = tl.where(m_track, n_track, 0)
-        track = tl.where(m_track, track, -1)
-        track_slot = tl.where(m_track, track_slot, slot)
+        m_track = (track >= 0) & (to >= 0)
+        n_track = tl.max(tl.where(m_track & (b_up == track), n - o_l, 0), 0)
+        track_slot = tl.where(n_track > 0, to, slot)
+        p_track = tl.max_contiguous(p_s + track_slot * stride_ss, [1, 2, 32])
     i_row = i_l * capacity + i_b
-    p_rows = rows + i_row * ((T + W - 1) * C)
-    if i_r < 64:
-        i_h = i_r // 2
-        i_k = i_h // 2
-        o_v = (i_r % 2) * 64 + tl.arange(0, 64)
-        m_v = o_v < DV
-        o_d = tl.arange(0, 128)
-        m_s = m_v[:, None] & (o_d < DK)[None, :]
-        p_s = state + i_l * stride_sl + i_h * (DV * DK) + o_v[:, None] * DK + o_d[None, :]
-        b_s = tl.load(p_s + slot * stride_ss, mask=m_s, other=0.0).to(tl.float32)
-        p_gates = gates + i_row * (T * HV) + i_h
-        p_keys = keys + (i_row * (T * HK) + i_k) * DK
-        p_u = u + (i_row * (T * HV) + i_h) * DV
-        if track >= 0:
-            b_t = _state_at(b_s, track, parents, p_gates, p_keys, p_u, o_v, m_v)
-            tl.store(p_s + track_slot * stride_ss, b_t.to(tl.float32), mask=m_s)
-        b_s = _state_at(b_s, last, parents, p_gates, p_keys, p_u, o_v, m_v)
-        tl.store(p_s + slot * stride_ss, b_s.to(tl.float32), mask=m_s)
-    else:
-        if not CONVOLVED:
-            o_c = (i_r - 64) * 256 + tl.arange(0, 256)
-            m_c = o_c < C
-            p_w = window + i_l * stride_wl + o_c * (W - 1)
-            for i_w in tl.static_range(W - 1):
-                # history position: a node of the path, or a row of the old window
-                i_t = n_track - (W - 1) + i_w
-                i_t = tl.where(i_t >= 0, _at(b_path, i_t), i_t)
-                b_t = tl.load(p_rows + (i_t + (W - 1)) * C + o_c, mask=m_c & (track >= 0))
-                tl.store(p_w + track_slot * stride_ws + i_w, b_t, mask=m_c & (track >= 0))
-            for i_w in tl.static_range(W - 1):
-                i_t = n - (W - 1) + i_w
-                i_t = tl.where(i_t >= 0, _at(b_path, i_t), i_t)
-                b_t = tl.load(p_rows + (i_t + (W - 1)) * C + o_c, mask=m_c)
-                tl.store(p_w + slot * stride_ws + i_w, b_t, mask=m_c)
+    p_rows = rows + i_row * ((T + W - 1) * C) + (W - 1) * C
+    if not CONVOLVED:
+        o_c = i_r * 128 + tl.arange(0, 128)
+        p_w = window + i_l * stride_wl
+        if n_track > 0:
+            _commit_window(p_w + track_slot * stride_ws, p_rows, b_up, n, n_track, o_c, o_c < C)
+        _commit_window(p_w + slot * stride_ws, p_rows, b_up, n, n, o_c, o_c < C)
+    p_gates = gates + i_row * (T * HV) + i_h
+    p_keys = keys + (i_row * (T * HK) + i_k) * DK
+    p_u = u + (i_row * (T * HV) + i_h) * DV
+    if n_track > 0:
+        b_t = _state_at(b_s, b_up, n, n_track, p_gates, p_keys, p_u, o_d, m_d, o_v, m_v)
+        tl.store(p_track, b_t.to(tl.float32), mask=m_s)
+    b_s = _state_at(b_s, b_up, n, n, p_gates, p_keys, p_u, o_d, m_d, o_v, m_v)
+    tl.store(p_to, b_s.to(tl.float32), mask=m_s)
 
 
 @dataclass
@@ -1494,7 +1497,7 @@ def commit(
         return
     s_w = (0, 0) if conv_state is None else conv_state.stride()[:2]
     with _on(state):
-        commit_gdn_3x3x3_d8_pku[(96, batch, layers)](
+        commit_gdn_3x3x3_d8_pku[(64, batch, layers)](
             state,
             conv_state,
             slots,
@@ -1513,6 +1516,8 @@ def commit(
             *s_w,
             CONVOLVED=conv_state is None,
             num_warps=4,
+            num_stages=1,
+            **COMMIT_CAP,
         )
 
 

@@ -72,7 +72,7 @@ def _shape(plan: TreePlan) -> dict[str, object]:
 def _tiles(plan: TreePlan) -> dict[str, object]:
     spec, tiling, precision = plan.spec, plan.tiling, plan.precision
     nodes, v_tiles = plan.tree.nodes, tiles_of(spec.d_v, tiling.b_v)
-    b_c = 256
+    t_tiles, dk_p = tiles_of(spec.d_v, tiling.b_t), power(spec.d_k, 16)
     # pairs of float32 take many registers a column: in chunks
     gram_b = min(32, power(spec.d_k, 16)) if spec.dtype is DType.FP32 else power(spec.d_k, 16)
     programs = 2 * spec.key_heads + spec.value_heads
@@ -80,7 +80,9 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
         "b_n": tiling.b_n,
         "b_r": tiling.b_r,
         "b_v": tiling.b_v,
-        "b_c": b_c,
+        "b_t": tiling.b_t,
+        "b_d": min(32, dk_p),
+        "b_c": power(tiles_of(spec.channels, spec.value_heads * t_tiles)),
         "b_k": tiling.b_k,
         "b_s": min(64, power(plan.rows)),
         "b_g": tiling.b_g,
@@ -98,21 +100,23 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
         "share_batch": tiling.share_batch,
         "merge_batch": tiling.merge_batch,
         "hv_p": power(spec.value_heads),
-        "dk_p": power(spec.d_k, 16),
+        "dk_p": dk_p,
         "dv_p": power(spec.d_v, 16),
         "trace_tiles": tiles_of(nodes, tiling.b_n),
         "node_tiles": tiles_of(nodes, tiling.b_n),
         "zero_tiles": tiles_of(nodes, 16),
         "scale_tiles": tiles_of(plan.rows, min(64, power(plan.rows))),
         "v_tiles": v_tiles,
-        "state_tiles": spec.value_heads * v_tiles,
-        "commit_tiles": spec.value_heads * v_tiles + tiles_of(spec.channels, b_c),
+        "d_chunks": tiles_of(dk_p, 32),
+        "t_tiles": t_tiles,
+        "commit_tiles": spec.value_heads * t_tiles,
         "warps_prepare": tiling.warps_prepare,
         "warps_factor": tiling.warps_factor,
         "warps_solve": tiling.warps_solve,
         "warps_commit": tiling.warps_commit,
         "stages": tiling.stages,
         "maxnreg": tiling.maxnreg,
+        "maxnreg_commit": tiling.maxnreg_commit,
         "dot": precision.dot,
         "hip_dot": precision.hip_dot,
         "state_terms": precision.state_terms,
@@ -135,7 +139,6 @@ def _topology(plan: TreePlan) -> dict[str, object]:
     common: dict[str, object] = {
         "static": tree.is_static,
         "path_p": power(walk + 1),
-        "b_path": min(4, power(walk + 1)),
         "walk_range": "tl.static_range" if walk <= UNROLLED else "range",
         "words": words,
         "words_p": power(words),

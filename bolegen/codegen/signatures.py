@@ -14,7 +14,7 @@ def kernels_of(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
         Kernel(f"factor_{name}", _factor(plan), tiling.warps_factor, 1),
         Kernel(f"solve_{name}", _solve(plan), tiling.warps_solve, tiling.stages, tiling.maxnreg),
         *_merged(plan, name),
-        Kernel(f"commit_{name}", _commit(plan), tiling.warps_commit, 1),
+        Kernel(f"commit_{name}", _commit(plan), tiling.warps_commit, 1, tiling.maxnreg_commit),
     ]
     return tuple(kernels)
 

@@ -65,6 +65,7 @@ class Precision:
 class Tiling:
     """Program shapes. Prepare: b_g nodes' gates, b_n nodes' rows at a time. Factor: b_r rows of Y.
     Solve: the value tile b_v, the chunk b_k of d_k and a cap of registers a thread.
+    Commit: b_t rows of a head's state, and such a cap.
 
     How the number of requests cuts the work, without a bit of difference in the result: a program
     of prepare takes all nodes of its head from ``full_batch`` on, half of them from ``half_batch``
@@ -80,6 +81,7 @@ class Tiling:
     b_v: int = 16
     b_k: int = 16
     b_g: int = 8
+    b_t: int = 16
     heads: int = 1
     half_batch: int = 1
     full_batch: int = 1
@@ -91,6 +93,7 @@ class Tiling:
     warps_commit: int = 4
     stages: int = 1
     maxnreg: int = 255
+    maxnreg_commit: int = 255
     fused: bool = True
     rolled: bool = False
 

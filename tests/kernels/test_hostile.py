@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bolegen.ir import DType
-from support.rounds import Round, make_round, play
+from support.rounds import Round, check_commit, make_round, play
 from support.rounds import build as build_heads
 
 TREE = [-1, 0, 0, 1, 1, 2, 3, 3, 6]
@@ -207,3 +207,44 @@ def test_biased_rows_and_gates_in_float32_beside_half_rows(layout: str) -> None:
     play(m, r, [5, 6]).assert_within()
     r.A_log, r.dt_bias, r.a = r.A_log.half(), r.dt_bias.half(), r.a.half()
     play(m, r, [5, 6]).assert_within()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.FP16, DType.FP32])
+def test_committed_states_of_deep_paths_with_parallel_keys(dtype: DType, layout: str) -> None:
+    # deep below a cut, a tracked ancestor anywhere, a state over several pieces of d_k
+    m = build("chain:32", factors=layout, dtype=dtype, d_k=48)
+    r = make_round(m, batch=1, repeat=1.0, write=12.0, log_rate=(-14.0, -9.0))
+    align_keys(m, r, 0.97)
+    r.A_log.fill_(6.0)
+    r.dt_bias.zero_()
+    r.a.fill_(-14.0)
+    r.a[:, :, 7] = 100.0
+    r.slots = torch.tensor([2])
+    factors, was = m.allocate(1, 1, "cpu"), r.with_clones()
+    r.verify_qkv(m, factors)
+    for last, node in ((32, 7), (32, 15), (16, 16), (31, 0)):
+        one = was.with_clones()
+        track = {"track_slots": torch.tensor([0]), "track_node": torch.tensor([node])}
+        one.commit(m, factors, [last], **track)
+        pools = (was.state, was.conv_state), (one.state, one.conv_state)
+        check_commit(m, r, factors, *pools, [last], tracks=[(0, node)]).assert_within()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("decay", "nodes"),
+    [(1e-12, [0, 8]), (1e-7, [2, 3, 4]), (1e-3, range(9)), (0.3, range(9))],
+    ids=str,
+)
+def test_decays_of_a_path_that_writes_nothing(decay: float, nodes: list[int], layout: str) -> None:
+    # what is left of the state has no error but the decays' own
+    m = build("chain:8", dtype=DType.FP32, factors=layout)
+    r = make_round(m, batch=1)
+    r.b.fill_(-INF)
+    r.A_log.zero_()
+    r.dt_bias.zero_()
+    rate = -math.log(decay)
+    r.a.fill_(-40.0)
+    r.a[:, :, list(nodes)] = rate + math.log(-math.expm1(-rate))  # whose softplus is rate
+    play(m, r, [8]).assert_within()

@@ -40,6 +40,7 @@ def tile_values(plan: TreePlan) -> TreePlan:
         b_r=b_r,
         b_v=b_v,
         b_k=min(32, d_k),
+        b_t=min(64, _power(plan.spec.d_v)),
         half_batch=4,
         full_batch=16,
         share_batch=32,
@@ -47,6 +48,7 @@ def tile_values(plan: TreePlan) -> TreePlan:
         heads=plan.spec.ratio if len(plan.columns) == 1 and plan.rows <= b_r else 1,
         stages=3,
         maxnreg=cap,
+        maxnreg_commit=168,
         fused=plan.rows <= 96,
         rolled=rolled,
     )
