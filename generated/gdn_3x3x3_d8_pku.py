@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    6be3b2dec95780f4
+digest    75238b876e07bcb1
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -108,7 +108,7 @@ MODULE = Module(
     contract="fp32",
     factors="pku",
     schedules=("tiled",),
-    digest="6be3b2dec95780f4",
+    digest="75238b876e07bcb1",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -491,11 +491,12 @@ def _prepare_rows(
         if CONVOLVE:
             m_y = m_n & m_w[None, :]
             b_y0, b_y1 = _convolve_pairs(p_rows, parents, o_n, m_y, o_w, taps, MASKED)
-            b_x = tl.join(b_y0, b_y1).to(tl.bfloat16)
-            tl.store(p_out, tl.reshape(b_x, [8, D_P]), mask=m_all)
+            b_y = tl.join(b_y0, b_y1).to(tl.bfloat16)
+            tl.store(p_out, tl.reshape(b_y, [8, D_P]), mask=m_all)
             if IS_KEY:
                 b_y0, b_y1 = _rounded(b_y0), _rounded(b_y1)
                 b_sum = tl.sum(b_y0 * b_y0 + b_y1 * b_y1, 1)
+                b_x = tl.reshape(tl.join(b_y0, b_y1), [8, D_P])
         else:
             p_n = p_x + o_n.to(tl.int64)[:, None] * stride_xt + o_d[None, :]
             b_x = tl.load(p_n, mask=m, other=0.0)
@@ -508,8 +509,6 @@ def _prepare_rows(
             tl.store(p_vec + o_n, b_r * scale, mask=o_n < T)
             if c >= HK * DK:
                 p_k = p_keys + o_n[:, None] * (HK * DK) + (c - HK * DK) + o_d[None, :]
-                if CONVOLVE:
-                    b_x = tl.reshape(tl.join(b_y0, b_y1), [8, D_P])
                 tl.store(p_k, b_x * b_r[:, None], mask=m)
 
 

@@ -8,7 +8,7 @@ layer     heads 30:30, dims 96:192, convolution 4, activations bf16, state bf16
 numerics  contract fp32; state exact in bf16; solve and readout tf32x3
 factors   replay, 23280 bytes a node (a state snapshot: 2280960)
 solver    horner; blocks of 16; 16 columns of G
-digest    f9dd4b4bd1f7590b
+digest    91ddd4f9abc0d9b2
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -67,7 +67,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="f9dd4b4bd1f7590b",
+    digest="91ddd4f9abc0d9b2",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -483,8 +483,8 @@ def _prepare_rows(
         if CONVOLVE:
             m_y = m_n & m_w[None, :]
             b_y0, b_y1 = _convolve_pairs(p_rows, parents, o_n, m_y, o_w, taps, MASKED)
-            b_x = tl.join(b_y0, b_y1).to(tl.bfloat16)
-            tl.store(p_out, tl.reshape(b_x, [8, D_P]), mask=m_all)
+            b_y = tl.join(b_y0, b_y1).to(tl.bfloat16)
+            tl.store(p_out, tl.reshape(b_y, [8, D_P]), mask=m_all)
             if IS_KEY:
                 b_y0, b_y1 = _rounded(b_y0), _rounded(b_y1)
                 b_sum = tl.sum(b_y0 * b_y0 + b_y1 * b_y1, 1)
