@@ -7,31 +7,19 @@ sample, commit. An engine that captures its whole forward calls verify inside of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 
 from bolegen_runtime.buffers import RoundBuffers
+from bolegen_runtime.lifetimes import CanonicalState, LayerWeights, SlotClaims
+from bolegen_runtime.rounds import Round
 
-__all__ = ["GraphError", "GraphPool", "LayerWeights", "VerifyGraph"]
+__all__ = ["GraphError", "GraphPool", "VerifyGraph"]
 
 
 class GraphError(RuntimeError):
     """A batch that no graph holds, a graph that is not captured, or one that cannot be."""
-
-
-@dataclass(frozen=True)
-class LayerWeights:
-    """One layer's constants: conv_weight [C, W], A_log and dt_bias [Hv], conv_bias [C] or None.
-
-    Graphs read them where they are: change them in place or not at all.
-    """
-
-    conv_weight: torch.Tensor
-    A_log: torch.Tensor
-    dt_bias: torch.Tensor
-    conv_bias: torch.Tensor | None = None
 
 
 class VerifyGraph:
@@ -116,11 +104,16 @@ class VerifyGraph:
                 self.launch()
         self._graph = graph
 
-    def replay(self) -> None:
-        """Run verify on what the buffers hold now. Raises GraphError before capture()."""
+    @property
+    def captured(self) -> torch.cuda.CUDAGraph:
+        """Replays verify on what the buffers hold. Raises GraphError before capture()."""
         if self._graph is None:
             raise GraphError(f"the graph of batch {self.batch} is not captured; call capture()")
-        self._graph.replay()
+        return self._graph
+
+    def replay(self) -> None:
+        """Run verify on what the buffers hold now. Raises GraphError before capture()."""
+        self.captured.replay()
 
 
 class GraphPool:
@@ -128,7 +121,8 @@ class GraphPool:
 
     weights, state, conv_state: as in VerifyGraph. batches: the sizes to capture; a round runs in
     the smallest that holds it, and its other rows are padded. gate_dtype: of a and b, the
-    module's own or float32. Raises ValueError, naming the argument.
+    module's own or float32. claims: the checked mode of rounds. Raises ValueError, naming the
+    argument.
     """
 
     def __init__(
@@ -141,6 +135,7 @@ class GraphPool:
         batches: Sequence[int] = (1, 2, 4, 8, 16, 32),
         gate_dtype: torch.dtype | None = None,
         schedule: str | None = None,
+        claims: SlotClaims | None = None,
     ) -> None:
         self.batches = tuple(sorted(set(batches)))
         if not self.batches or self.batches[0] < 1:
@@ -160,10 +155,18 @@ class GraphPool:
             )
             for batch in self.batches
         }
-        self._rows: int | None = None
+        self.round = Round(
+            module,
+            CanonicalState(state, conv_state),
+            factors=self.buffers.factors,
+            claims=claims,
+        )
+        self._rows = 0
 
     def capture(self) -> None:
         """Compile and capture every batch size, the largest first."""
+        self.round.discard()
+        self.buffers.prewarm()
         for batch in reversed(self.batches):
             self.graphs[batch].capture()
 
@@ -186,22 +189,38 @@ class GraphPool:
         slots: torch.Tensor,
         *,
         parents: torch.Tensor | None = None,
+        links: tuple[torch.Tensor, torch.Tensor] | None = None,
         live: torch.Tensor | None = None,
+        counts: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Replay on a new round: out [L, rows, n, Hv, d_v], which the next round overwrites.
 
         Arguments as in RoundBuffers.fill, which copies them; n may be less than the module's
-        nodes. Allocates nothing. Raises ValueError for an argument, GraphError for a batch.
+        nodes. Allocates nothing. Raises ValueError for an argument, GraphError for a batch,
+        LifetimeError with claims; there is then no round to commit.
         """
+        if not isinstance(slots, torch.Tensor) or slots.dim() != 1:
+            raise ValueError("slots: expected a tensor of one axis [rows]")
         graph = self.find_graph(slots.shape[0])
-        self.buffers.fill(x, a, b, slots, parents=parents, live=live)
-        graph.replay()
+        captured = graph.captured
+        self.round.begin(slots)
+        try:
+            self.buffers.fill(
+                x, a, b, slots, parents=parents, links=links, live=live, counts=counts
+            )
+            self.round.replay(captured)
+        except BaseException:
+            self.round.discard()
+            raise
         self._rows = x.shape[1]
         return self.buffers.out[:, : x.shape[1], : x.shape[2]]
 
     def commit(self, last_node: torch.Tensor) -> None:
-        """Commit the round verified last: last_node [rows] int, -1 = nothing for that row."""
-        if self._rows is None:
-            raise GraphError("there is no round to commit; call verify first")
+        """Commit the round verified last: last_node [rows] int, -1 = nothing for that row.
+
+        Raises LifetimeError where there is none, or it is committed already.
+        """
+        self.round.check_verified()
         self.buffers.fill_last(last_node, self._rows)
-        self.find_graph(self._rows).commit()
+        at, n = self.buffers, self.find_graph(self._rows).batch
+        self.round.commit(at.slots[:n], at.last_node[:n])
