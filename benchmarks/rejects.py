@@ -21,7 +21,8 @@ class Serial:
     def __init__(self, m: ModuleType, r: Round, dtype: torch.dtype) -> None:
         self.heads, self.dims = m.MODULE.heads, m.MODULE.dims
         self.dtype = dtype
-        self.state, self.window = r.state.to(dtype), r.conv_state.to(dtype)
+        self.state = r.state.to(dtype, copy=True)
+        self.window = r.conv_state.to(dtype, copy=True)
         self.weight, self.rate, self.bias = (
             t.to(dtype) for t in (r.conv_weight, r.A_log.exp(), r.dt_bias)
         )
@@ -60,6 +61,7 @@ def play_rejects(
     allows of one commit; a window not at all. Raises AssertionError otherwise.
     """
     numbers, layers = random.Random(seed), 2
+    torch.manual_seed(seed)
     trees = [[-1] + [0] * (m.MODULE.nodes - 1)] * rows
     r = make_round(
         m, batch=rows, layers=layers, slots=slots, trees=trees, device="cuda",

@@ -103,6 +103,7 @@ def play_replays(
     compiles or waits for the device.
     """
     numbers = random.Random(seed)
+    torch.manual_seed(seed)
     trees = None if m.MODULE.parents else [[-1] + [0] * (m.MODULE.nodes - 1)] * batches[-1]
     owner = make_round(
         m, batch=batches[-1], layers=layers, slots=slots, trees=trees, device="cuda",

@@ -137,15 +137,9 @@ class GraphPool:
         schedule: str | None = None,
         claims: SlotClaims | None = None,
     ) -> None:
+        _check_pool(weights, state, conv_state, batches)
         self.batches = tuple(sorted(set(batches)))
-        if not self.batches or self.batches[0] < 1:
-            raise ValueError(f"batches: expected sizes of at least 1, got {tuple(batches)}")
         layers = len(weights)
-        if not layers or (state.shape[0], conv_state.shape[0]) != (layers, layers):
-            raise ValueError(
-                f"weights: expected one a layer, got {layers}, with a state of {state.shape[0]} "
-                f"and a conv_state of {conv_state.shape[0]} layers"
-            )
         self.buffers = RoundBuffers.allocate(
             module, self.batches[-1], layers, state.device, gate_dtype=gate_dtype
         )
@@ -224,3 +218,24 @@ class GraphPool:
         self.buffers.fill_last(last_node, self._rows)
         at, n = self.buffers, self.find_graph(self._rows).batch
         self.round.commit(at.slots[:n], at.last_node[:n])
+
+
+def _check_pool(weights: object, state: object, conv_state: object, batches: object) -> None:
+    """What verify does not check itself, when it warms up."""
+    if not isinstance(batches, Sequence) or not all(isinstance(b, int) for b in batches):
+        raise ValueError(f"batches: expected whole numbers, got {batches!r}")
+    if not batches or min(batches) < 1:
+        raise ValueError(f"batches: expected sizes of at least 1, got {tuple(batches)}")
+    if not isinstance(weights, Sequence) or not all(isinstance(w, LayerWeights) for w in weights):
+        raise ValueError("weights: expected one LayerWeights a layer")
+    layers = []
+    for name, pool, axes in (("state", state, 5), ("conv_state", conv_state, 4)):
+        if not isinstance(pool, torch.Tensor) or pool.dim() != axes:
+            have = tuple(pool.shape) if isinstance(pool, torch.Tensor) else type(pool).__name__
+            raise ValueError(f"{name}: expected {axes} axes, a layer each first, got {have}")
+        layers.append(pool.shape[0])
+    if not weights or layers != [len(weights)] * 2:
+        raise ValueError(
+            f"weights: expected one a layer, got {len(weights)}, with a state of {layers[0]} "
+            f"and a conv_state of {layers[1]} layers"
+        )

@@ -86,6 +86,9 @@ def _trace(
             f"{MOST_NODES} in parents; got {nodes}, with room for {room}"
         )
     _expect("live", live, (batch, room), (torch.bool,), device, unit=True)
+    for what, tensor in (("parents", parents), ("live", live)):
+        if batch > 1 and tensor.stride(0) < room:
+            raise ValueError(f"{what}: expected rows apart, got strides {tensor.stride()}")
     if keep is not None:
         _expect("keep", keep, (batch, nodes), (torch.bool,), device)
     if counts is not None:
