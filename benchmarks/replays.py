@@ -116,6 +116,7 @@ def play_replays(
     pool = GraphPool(m, weights, owner.state, owner.conv_state, batches=batches)
     pool.capture()
     player = _Player(m, owner, pool)
+    launches = player.count_launches(numbers)
     worst, times_ms, compared = Worst(), [], 0
     for number in range(rounds):
         draw = Draw.make(m, numbers, numbers.randint(1, batches[-1]), slots)
@@ -140,7 +141,7 @@ def play_replays(
         "allocations": player.noise.allocations,
         "compilations": player.noise.compilations,
         "ms of a round, quartiles": [round(q, 3) for q in quartiles],
-        "launches of a round": player.count_launches(numbers),
+        "launches of a round": launches,
     }
 
 
@@ -281,4 +282,5 @@ class _Player:
                 if event.name == "trace_tree":
                     kernel = "topology"
                 found[kernel if ours else "copies and fills"] += 1
+        assert found, "the profiler saw no kernel; may this user count on this GPU?"
         return dict(found)

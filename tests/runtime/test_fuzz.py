@@ -3,7 +3,7 @@
 
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -43,7 +43,7 @@ SPOILS: dict[str, Callable[[torch.Tensor], Any]] = {
     "columns in one place": lambda x: x[..., :1].expand(x.shape),
     "reshaped": lambda x: x.flatten(),
 }
-SPOILS |= {str(dtype): lambda x, dtype=dtype: x.to(dtype) for dtype in DTYPES}
+SPOILS |= {str(dtype): partial(torch.Tensor.to, dtype=dtype) for dtype in DTYPES}
 
 
 @cache
@@ -97,7 +97,8 @@ def call(name: str, given: Arguments) -> list[torch.Tensor]:
     """What a call returns or writes; what it may not write is compared here."""
     m = module()
     if name in ("trace_links", "trace_parents"):
-        {"trace_links": trace_links, "trace_parents": trace_parents}[name](**given)
+        trace: Callable[..., None] = trace_links if name == "trace_links" else trace_parents
+        trace(**given)
         return [given["parents"], given["live"]]
     if name == "fill":
         buffers = RoundBuffers.allocate(m, ROWS + 1, LAYERS, torch.device("cpu"))
