@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    d96f3e2031619013
+digest    68d2c5634a13ce80
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -108,7 +108,7 @@ MODULE = Module(
     contract="fp32",
     factors="pku",
     schedules=("tiled",),
-    digest="d96f3e2031619013",
+    digest="68d2c5634a13ce80",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -1070,6 +1070,8 @@ class Factors:
     inverse [B, Hv, ROWS, COLUMNS] (Z),
     scales [B, Hv, 4, ROWS] float32.
 
+    Set `traced = True` for the layers after the first of a round: verify then reads the topology
+    that the first one left here, and launches one kernel less.
     Set `check = False` to skip argument checks; those of contents synchronise, and are skipped
     during graph capture as well.
     """
@@ -1090,6 +1092,7 @@ class Factors:
     scales: torch.Tensor
     ancestors: torch.Tensor | None
     check: bool = True
+    traced: bool = False
     convolved: bool = False  # rows came from verify_qkv
 
     @property
@@ -1246,7 +1249,7 @@ def _verify(q, k, v, gate, conv, pool, options):
     if batch == 0:
         return out
     with _on(q[0]):
-        if live is not None:
+        if live is not None and not f.traced:
             s_l = live.stride()
             trace_gdn_3x3x3_d8_pku[(5, batch)](
                 None, live, slots, None, f.live, None, 0, 0, *s_l, HAS_LIVE=True, num_warps=1

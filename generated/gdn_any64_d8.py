@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    72cd9109d98f7dc0
+digest    b246f585b967e510
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -67,7 +67,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="72cd9109d98f7dc0",
+    digest="b246f585b967e510",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -1057,6 +1057,8 @@ class Factors:
     readout [B, Hv, 2, ROWS, COLUMNS] (Y in two bf16 terms),
     scales [B, Hv, 4, ROWS] float32, ancestors [B, T/32, T].
 
+    Set `traced = True` for the layers after the first of a round: verify then reads the topology
+    that the first one left here, and launches one kernel less.
     Set `check = False` to skip argument checks; those of contents synchronise, and are skipped
     during graph capture as well.
     """
@@ -1077,6 +1079,7 @@ class Factors:
     scales: torch.Tensor
     ancestors: torch.Tensor | None
     check: bool = True
+    traced: bool = False
     convolved: bool = False  # rows came from verify_qkv
 
     @property
@@ -1234,20 +1237,21 @@ def _verify(q, k, v, gate, conv, pool, options):
     if batch == 0:
         return out
     with _on(q[0]):
-        s_l = (0, 0) if live is None else live.stride()
-        trace_gdn_any64_d8[(8, batch)](
-            parents,
-            live,
-            slots,
-            f.parents,
-            f.live,
-            f.ancestors,
-            *parents.stride(),
-            *s_l,
-            n,
-            HAS_LIVE=live is not None,
-            num_warps=1,
-        )
+        if not f.traced:
+            s_l = (0, 0) if live is None else live.stride()
+            trace_gdn_any64_d8[(8, batch)](
+                parents,
+                live,
+                slots,
+                f.parents,
+                f.live,
+                f.ancestors,
+                *parents.stride(),
+                *s_l,
+                n,
+                HAS_LIVE=live is not None,
+                num_warps=1,
+            )
         masked = True
         # few requests: more programs, of fewer nodes; many: each head's rows fetched once
         tiles = 8 if batch >= 16 else 1

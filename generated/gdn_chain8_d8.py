@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16; 16 columns of G
-digest    da6a11058ff3ee1b
+digest    ec9401fcfb8ba711
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -67,7 +67,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="da6a11058ff3ee1b",
+    digest="ec9401fcfb8ba711",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -1012,6 +1012,8 @@ class Factors:
     readout [B, Hv, 2, ROWS, COLUMNS] (Y in two bf16 terms),
     scales [B, Hv, 4, ROWS] float32.
 
+    Set `traced = True` for the layers after the first of a round: verify then reads the topology
+    that the first one left here, and launches one kernel less.
     Set `check = False` to skip argument checks; those of contents synchronise, and are skipped
     during graph capture as well.
     """
@@ -1032,6 +1034,7 @@ class Factors:
     scales: torch.Tensor
     ancestors: torch.Tensor | None
     check: bool = True
+    traced: bool = False
     convolved: bool = False  # rows came from verify_qkv
 
     @property
@@ -1188,7 +1191,7 @@ def _verify(q, k, v, gate, conv, pool, options):
     if batch == 0:
         return out
     with _on(q[0]):
-        if live is not None:
+        if live is not None and not f.traced:
             s_l = live.stride()
             trace_gdn_chain8_d8[(2, batch)](
                 None, live, slots, None, f.live, None, 0, 0, *s_l, HAS_LIVE=True, num_warps=1

@@ -48,26 +48,34 @@ class VerifyGraph:
 
     def launch(self) -> None:
         """Run verify now, without a graph; kernels that never ran are compiled."""
+        try:
+            for layer, weights in enumerate(self._weights):
+                # all layers have one topology
+                self._buffers.factors.traced = layer > 0
+                self._launch_layer(layer, weights)
+        finally:
+            self._buffers.factors.traced = False
+
+    def _launch_layer(self, layer: int, weights: LayerWeights) -> None:
         at, n = self._buffers, self.batch
-        for layer, weights in enumerate(self._weights):
-            self._module.verify(
-                at.x[layer, :n],
-                at.a[layer, :n],
-                at.b[layer, :n],
-                weights.conv_weight,
-                weights.A_log,
-                weights.dt_bias,
-                self._state[layer],
-                self._conv_state[layer],
-                at.slots[:n],
-                at.factors,
-                layer=layer,
-                conv_bias=weights.conv_bias,
-                parents=None if at.parents is None else at.parents[:n],
-                live=at.live[:n],
-                out=at.out[layer, :n],
-                schedule=self._schedule,
-            )
+        self._module.verify(
+            at.x[layer, :n],
+            at.a[layer, :n],
+            at.b[layer, :n],
+            weights.conv_weight,
+            weights.A_log,
+            weights.dt_bias,
+            self._state[layer],
+            self._conv_state[layer],
+            at.slots[:n],
+            at.factors,
+            layer=layer,
+            conv_bias=weights.conv_bias,
+            parents=None if at.parents is None else at.parents[:n],
+            live=at.live[:n],
+            out=at.out[layer, :n],
+            schedule=self._schedule,
+        )
 
     def commit(self) -> None:
         """Commit ``last_node`` of all rows and layers, in one launch outside of the graph."""

@@ -80,7 +80,11 @@ class RoundFactors:
 
 @dataclass(frozen=True, eq=False)
 class Scratch:
-    """Tensors by name that verify of one layer uses, and nothing afterwards reads."""
+    """Tensors by name that verify of one layer uses, and commit does not read.
+
+    The next layer writes over all of them but a traced topology (``ancestors``), which the layers
+    of one graph share.
+    """
 
     tensors: Mapping[str, torch.Tensor]
 

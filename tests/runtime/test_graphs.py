@@ -73,6 +73,24 @@ def test_a_padded_round_is_bit_equal_to_verify(template: str) -> None:
     assert torch.count_nonzero(out[:, rows:]) == torch.count_nonzero(out[:, :, n:]) == 0
 
 
+@pytest.mark.parametrize("template", ["(2,1)", "any:6"])
+def test_a_round_traces_its_topology_once(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    m = module(template)
+    r, pool = make(m, **({} if m.MODULE.parents else {"trees": ANY_TREES, "nodes": 4}))
+    name = f"trace_{m.MODULE.name}"
+    kernel, launched = getattr(m, name), []
+
+    class Counted:
+        def __getitem__(self, grid: Any) -> Any:
+            launched.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(m, name, Counted())
+    launch(pool, **arguments_of(r))
+    assert len(launched) == 1
+    assert pool.buffers.factors.traced is False
+
+
 def test_a_later_round_sees_nothing_of_an_earlier_one() -> None:
     m = module()
     r, pool = make(m)
