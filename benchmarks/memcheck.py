@@ -1,4 +1,4 @@
-"""A static and a runtime module with odd shapes, for ``compute-sanitizer`` to watch.
+"""Modules with odd shapes, called and replayed from a graph, for ``compute-sanitizer`` to watch.
 
 Run it with PYTORCH_NO_CUDA_MEMORY_CACHING=1, so that every tensor is an allocation of its own
 and a step outside is seen.
@@ -14,6 +14,7 @@ import torch  # noqa: E402
 
 from bolegen.codegen import compile_template  # noqa: E402
 from bolegen.ir import LayerSpec  # noqa: E402
+from bolegen_runtime import GraphPool, LayerWeights  # noqa: E402
 from support.rounds import check_commit, check_verify, import_module, make_round  # noqa: E402
 
 __all__ = ["main"]
@@ -41,6 +42,28 @@ def main() -> None:
         m.commit(factors, r.state, r.conv_state, r.slots, nodes)
         check_commit(m, r, factors, before, (r.state, r.conv_state), last).assert_within()
         print(f"{emitted.name}: verified and committed", flush=True)
+    replay_garbage()
+
+
+def replay_garbage() -> None:
+    """A captured round on links of every kind of garbage, and its commit."""
+    spec = LayerSpec(key_heads=1, value_heads=2, d_k=80, d_v=112)
+    m = import_module(compile_template("any:40", spec, depth=9))
+    r = make_round(m, batch=3, layers=2, trees=[RAGGED] * 3, device="cuda")
+    weights = [LayerWeights(*of) for of in zip(r.conv_weight, r.A_log, r.dt_bias, strict=True)]
+    pool = GraphPool(m, weights, r.state, r.conv_state, batches=(4,))
+    pool.capture()
+    n = len(RAGGED)
+    wild = [0, -1, n, n - 1, 1, 1 << 31, (1 << 32) + 1, -(1 << 62), 2, 3, 3, -7, 12]
+    links = torch.tensor([wild, [0] * n, [*range(1, n), -1]], device="cuda")
+    counts = torch.tensor([n, 1 << 40, 7], device="cuda")
+    slots = torch.tensor([2, -1, 0], device="cuda")
+    for parents in (links, None):
+        pair = None if parents is not None else (links, links.flip(1))
+        out = pool.verify(r.x, r.a, r.b, slots, counts=counts, parents=parents, links=pair)
+        assert torch.isfinite(out).all()
+        pool.commit(torch.tensor([1 << 40, 0, 12], device="cuda"))
+    print(f"{m.MODULE.name}: replayed on garbage", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command line: bolegen compile | show | prove | check | doctor."""
+"""The command line: bolegen compile | show | prove | check | cache | doctor."""
 
 import argparse
 import sys
@@ -83,6 +83,11 @@ def _parser() -> argparse.ArgumentParser:
     checker.add_argument("--write", action="store_true", help="refresh it instead")
     checker.add_argument("--dir", type=Path, default=Path("generated"))
     checker.set_defaults(run=_check)
+
+    cache = commands.add_parser("cache", help="list or delete the modules that the runtime keeps")
+    cache.add_argument("action", choices=["list", "clear"])
+    cache.add_argument("--dir", type=Path, metavar="DIR", help="BOLEGEN_CACHE_DIR by default")
+    cache.set_defaults(run=_cache)
 
     doctor = commands.add_parser("doctor", help="print versions, device and what works here")
     doctor.set_defaults(run=_doctor)
@@ -221,6 +226,15 @@ def _check(options: argparse.Namespace) -> None:
             print(f"wrote {path}")
     else:
         print(f"{compare_folder(options.dir)} modules in {options.dir} are up to date")
+
+
+def _cache(options: argparse.Namespace) -> None:
+    from bolegen.cached import clear_cache, describe_cache
+
+    if options.action == "clear":
+        print(clear_cache(options.dir))
+    else:
+        print(*describe_cache(options.dir), sep="\n")
 
 
 def _doctor(options: argparse.Namespace) -> None:

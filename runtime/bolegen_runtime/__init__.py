@@ -12,25 +12,45 @@ from bolegen_runtime.cache import (
     clear_entries,
     list_entries,
 )
-from bolegen_runtime.graphs import GraphError, GraphPool, LayerWeights, VerifyGraph
+from bolegen_runtime.graphs import GraphError, GraphPool, VerifyGraph
+from bolegen_runtime.lifetimes import (
+    CanonicalState,
+    LayerWeights,
+    LifetimeError,
+    RoundFactors,
+    Scratch,
+    SlotClaims,
+    split_factors,
+)
 from bolegen_runtime.loader import Request, load
 from bolegen_runtime.record import LoadError
+from bolegen_runtime.rounds import Round
 from bolegen_runtime.settings import Settings
+from bolegen_runtime.topology import trace_links, trace_parents
 
 __all__ = [
     "CacheEntry",
     "CacheError",
     "CacheWarning",
+    "CanonicalState",
     "GraphError",
     "GraphPool",
     "KernelCache",
     "LayerWeights",
+    "LifetimeError",
     "LoadError",
     "Request",
+    "Round",
     "RoundBuffers",
+    "RoundFactors",
+    "Scratch",
     "Settings",
+    "SlotClaims",
     "VerifyGraph",
     "clear_entries",
     "list_entries",
     "load",
+    "split_factors",
+    "trace_links",
+    "trace_parents",
 ]

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from bolegen_runtime.topology import trace_links, trace_parents
+
 __all__ = ["RoundBuffers"]
 
 _INTEGERS = (torch.int32, torch.int64)
@@ -21,7 +23,8 @@ class RoundBuffers:
     """Arguments and results of verify for up to B rows of T nodes in L layers.
 
     x [L, B, T, C], a and b [L, B, T, Hv], slots [B] int64, parents [B, T] int32 (None: compiled
-    in), live [B, T] bool, last_node [B] int64, out [L, B, T, Hv, d_v]; factors: the module's.
+    in), live and counted [B, T] bool, order [T] (0, 1, ...), last_node [B] int64,
+    out [L, B, T, Hv, d_v]; factors: the module's.
     """
 
     x: torch.Tensor
@@ -30,6 +33,8 @@ class RoundBuffers:
     slots: torch.Tensor
     parents: torch.Tensor | None
     live: torch.Tensor
+    counted: torch.Tensor
+    order: torch.Tensor
     last_node: torch.Tensor
     out: torch.Tensor
     factors: Any
@@ -60,6 +65,8 @@ class RoundBuffers:
             slots=zeros(batch, dtype=torch.int64).fill_(-1),
             parents=None if m.parents else zeros(batch, m.nodes, dtype=torch.int32),
             live=zeros(batch, m.nodes, dtype=torch.bool),
+            counted=zeros(batch, m.nodes, dtype=torch.bool),
+            order=torch.arange(m.nodes, device=device),
             last_node=zeros(batch, dtype=torch.int64).fill_(-1),
             out=zeros(*gates, d_v),
             factors=module.allocate(batch, layers, device),
@@ -73,35 +80,84 @@ class RoundBuffers:
         slots: torch.Tensor,
         *,
         parents: torch.Tensor | None = None,
+        links: tuple[torch.Tensor, torch.Tensor] | None = None,
         live: torch.Tensor | None = None,
+        counts: torch.Tensor | None = None,
     ) -> None:
         """Copy one round in, and pad it: other rows have slot -1, other nodes are dead.
 
-        x [L, rows, n, C], a and b [L, rows, n, Hv], slots [rows], parents and live [rows, n], all
-        on the buffers' device. Allocates nothing. Raises ValueError, before anything is copied,
-        for a shape, dtype or device; contents are not looked at, which would wait for the device.
+        x [L, rows, n, C], a and b [L, rows, n, Hv], slots [rows]; parents [rows, n] or links, the
+        first children and next siblings [rows, n], where the topology is not compiled in; live
+        [rows, n]; counts [rows], the nodes of each row. All on the buffers' device. Allocates
+        nothing. Raises ValueError, before anything is copied, for a shape, dtype or device;
+        contents are not looked at, which would wait for the device: see trace_links.
         """
         rows, n = self._size_of(x)
-        if (parents is None) != (self.parents is None):
-            have = "None, the topology is compiled in" if self.parents is None else "a tensor"
-            raise ValueError(f"parents: expected {have}")
+        self._check_tree(parents, links, (rows, n))
+        keep = self.live[:rows, :n]
         given = [("x", x, self.x[:, :rows, :n]), ("a", a, self.a[:, :rows, :n])]
         given += [("b", b, self.b[:, :rows, :n]), ("slots", slots, self.slots[:rows])]
-        for name, tensor, buffer in (
-            ("live", live, self.live),
-            ("parents", parents, self.parents),
-        ):
-            if tensor is not None and buffer is not None:
-                given.append((name, tensor, buffer[:rows, :n]))
+        if live is not None:
+            given.append(("live", live, keep))
         for name, tensor, place in given:
             _expect_like(name, tensor, place)
+        if counts is not None:
+            _expect_like("counts", counts, self.slots[:rows])
         # an argument may be the buffer itself: only what is not given is overwritten
         self.slots[rows:].fill_(-1)
         self.live[:rows, n:].fill_(False)
         if live is None:
-            self.live[:rows, :n].fill_(True)
+            keep.fill_(True)
         for _, tensor, place in given:
             place.copy_(tensor)
+        if counts is not None:
+            counted = self.counted[:rows, :n]
+            torch.lt(self.order[:n], counts[:, None], out=counted)
+            keep.logical_and_(counted)
+        if self.parents is None:
+            return
+        whole = self.slots[:rows], self.parents[:rows], self.live[:rows]
+        if links is not None:
+            trace_links(*links, *whole, keep=keep)
+        elif parents is not None:
+            trace_parents(parents, *whole, keep=keep)
+
+    def _check_tree(
+        self,
+        parents: torch.Tensor | None,
+        links: tuple[torch.Tensor, torch.Tensor] | None,
+        shape: tuple[int, int],
+    ) -> None:
+        """Exactly one topology where none is compiled in."""
+        if self.parents is None:
+            if parents is not None or links is not None:
+                name = "links" if parents is None else "parents"
+                raise ValueError(f"{name}: expected None, the topology is compiled in")
+            return
+        if (parents is None) == (links is None):
+            have = "neither" if links is None else "both"
+            raise ValueError(f"parents, links: expected one of them, got {have}")
+        place = self.parents[: shape[0], : shape[1]]
+        if links is None:
+            _expect_like("parents", parents, place)
+            return
+        if not isinstance(links, tuple) or len(links) != 2:
+            raise ValueError("links: expected a pair of tensors (first_child, next_sibling)")
+        for name, tensor in zip(("first_child", "next_sibling"), links, strict=True):
+            _expect_like(name, tensor, place)
+        if links[0].dtype != links[1].dtype:
+            raise ValueError(f"next_sibling: expected {links[0].dtype}, got {links[1].dtype}")
+
+    def prewarm(self) -> None:
+        """Compile what fill may launch, by rounds of padded rows; what was in here is dropped."""
+        if self.parents is None:
+            return
+        self.slots.fill_(-1)
+        whole = self.slots, self.parents, self.live
+        for dtype in _INTEGERS:
+            tree = torch.zeros_like(self.parents, dtype=dtype)
+            trace_parents(tree, *whole, keep=self.live)
+            trace_links(tree, tree, *whole, keep=self.live)
 
     def fill_last(self, last_node: torch.Tensor, rows: int) -> None:
         """Copy last_node [rows] in; other rows commit nothing. Raises ValueError as fill()."""
@@ -112,8 +168,9 @@ class RoundBuffers:
 
     def _size_of(self, x: torch.Tensor) -> tuple[int, int]:
         """Rows and nodes of a round."""
-        if x.dim() != 4:
-            raise ValueError(f"x: expected four axes [L, rows, n, C], got {tuple(x.shape)}")
+        if not isinstance(x, torch.Tensor) or x.dim() != 4:
+            have = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
+            raise ValueError(f"x: expected four axes [L, rows, n, C], got {have}")
         rows, n = x.shape[1:3]
         if rows > self.slots.shape[0] or not 1 <= n <= self.live.shape[1]:
             raise ValueError(
@@ -123,8 +180,10 @@ class RoundBuffers:
         return rows, n
 
 
-def _expect_like(name: str, tensor: torch.Tensor, place: torch.Tensor) -> None:
+def _expect_like(name: str, tensor: object, place: torch.Tensor) -> None:
     """An argument has the shape, dtype and device of its place; integers may differ in width."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
     if tensor.shape != place.shape:
         raise ValueError(f"{name}: expected shape {tuple(place.shape)}, got {tuple(tensor.shape)}")
     have = _INTEGERS if place.dtype in _INTEGERS else (place.dtype,)

@@ -182,8 +182,11 @@ def clear_entries(root: Path) -> int:
             pattern.fullmatch(path.name) for pattern in (_RECORD, _SOURCE, _LEFT_OVER)
         ):
             continue
-        freed += path.lstat().st_size
-        path.unlink(missing_ok=True)
+        # another process may be clearing as well
+        with suppress(FileNotFoundError):
+            size = path.lstat().st_size
+            path.unlink()
+            freed += size
     for folder in _folders(root):
         with suppress(OSError):
             folder.rmdir()
@@ -203,7 +206,11 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _files(root: Path) -> list[Path]:
-    return [path for folder in _folders(root) for path in sorted(folder.iterdir())]
+    found: list[Path] = []
+    for folder in _folders(root):
+        with suppress(FileNotFoundError):
+            found += sorted(folder.iterdir())
+    return found
 
 
 def _check_private(folder: Path) -> None:

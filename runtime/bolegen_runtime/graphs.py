@@ -7,31 +7,19 @@ sample, commit. An engine that captures its whole forward calls verify inside of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 
 from bolegen_runtime.buffers import RoundBuffers
+from bolegen_runtime.lifetimes import CanonicalState, LayerWeights, SlotClaims
+from bolegen_runtime.rounds import Round
 
-__all__ = ["GraphError", "GraphPool", "LayerWeights", "VerifyGraph"]
+__all__ = ["GraphError", "GraphPool", "VerifyGraph"]
 
 
 class GraphError(RuntimeError):
     """A batch that no graph holds, a graph that is not captured, or one that cannot be."""
-
-
-@dataclass(frozen=True)
-class LayerWeights:
-    """One layer's constants: conv_weight [C, W], A_log and dt_bias [Hv], conv_bias [C] or None.
-
-    Graphs read them where they are: change them in place or not at all.
-    """
-
-    conv_weight: torch.Tensor
-    A_log: torch.Tensor
-    dt_bias: torch.Tensor
-    conv_bias: torch.Tensor | None = None
 
 
 class VerifyGraph:
@@ -60,26 +48,34 @@ class VerifyGraph:
 
     def launch(self) -> None:
         """Run verify now, without a graph; kernels that never ran are compiled."""
+        try:
+            for layer, weights in enumerate(self._weights):
+                # all layers have one topology
+                self._buffers.factors.traced = layer > 0
+                self._launch_layer(layer, weights)
+        finally:
+            self._buffers.factors.traced = False
+
+    def _launch_layer(self, layer: int, weights: LayerWeights) -> None:
         at, n = self._buffers, self.batch
-        for layer, weights in enumerate(self._weights):
-            self._module.verify(
-                at.x[layer, :n],
-                at.a[layer, :n],
-                at.b[layer, :n],
-                weights.conv_weight,
-                weights.A_log,
-                weights.dt_bias,
-                self._state[layer],
-                self._conv_state[layer],
-                at.slots[:n],
-                at.factors,
-                layer=layer,
-                conv_bias=weights.conv_bias,
-                parents=None if at.parents is None else at.parents[:n],
-                live=at.live[:n],
-                out=at.out[layer, :n],
-                schedule=self._schedule,
-            )
+        self._module.verify(
+            at.x[layer, :n],
+            at.a[layer, :n],
+            at.b[layer, :n],
+            weights.conv_weight,
+            weights.A_log,
+            weights.dt_bias,
+            self._state[layer],
+            self._conv_state[layer],
+            at.slots[:n],
+            at.factors,
+            layer=layer,
+            conv_bias=weights.conv_bias,
+            parents=None if at.parents is None else at.parents[:n],
+            live=at.live[:n],
+            out=at.out[layer, :n],
+            schedule=self._schedule,
+        )
 
     def commit(self) -> None:
         """Commit ``last_node`` of all rows and layers, in one launch outside of the graph."""
@@ -116,11 +112,16 @@ class VerifyGraph:
                 self.launch()
         self._graph = graph
 
-    def replay(self) -> None:
-        """Run verify on what the buffers hold now. Raises GraphError before capture()."""
+    @property
+    def captured(self) -> torch.cuda.CUDAGraph:
+        """Replays verify on what the buffers hold. Raises GraphError before capture()."""
         if self._graph is None:
             raise GraphError(f"the graph of batch {self.batch} is not captured; call capture()")
-        self._graph.replay()
+        return self._graph
+
+    def replay(self) -> None:
+        """Run verify on what the buffers hold now. Raises GraphError before capture()."""
+        self.captured.replay()
 
 
 class GraphPool:
@@ -128,7 +129,8 @@ class GraphPool:
 
     weights, state, conv_state: as in VerifyGraph. batches: the sizes to capture; a round runs in
     the smallest that holds it, and its other rows are padded. gate_dtype: of a and b, the
-    module's own or float32. Raises ValueError, naming the argument.
+    module's own or float32. claims: the checked mode of rounds. Raises ValueError, naming the
+    argument.
     """
 
     def __init__(
@@ -141,16 +143,11 @@ class GraphPool:
         batches: Sequence[int] = (1, 2, 4, 8, 16, 32),
         gate_dtype: torch.dtype | None = None,
         schedule: str | None = None,
+        claims: SlotClaims | None = None,
     ) -> None:
+        _check_pool(weights, state, conv_state, batches)
         self.batches = tuple(sorted(set(batches)))
-        if not self.batches or self.batches[0] < 1:
-            raise ValueError(f"batches: expected sizes of at least 1, got {tuple(batches)}")
         layers = len(weights)
-        if not layers or (state.shape[0], conv_state.shape[0]) != (layers, layers):
-            raise ValueError(
-                f"weights: expected one a layer, got {layers}, with a state of {state.shape[0]} "
-                f"and a conv_state of {conv_state.shape[0]} layers"
-            )
         self.buffers = RoundBuffers.allocate(
             module, self.batches[-1], layers, state.device, gate_dtype=gate_dtype
         )
@@ -160,10 +157,18 @@ class GraphPool:
             )
             for batch in self.batches
         }
-        self._rows: int | None = None
+        self.round = Round(
+            module,
+            CanonicalState(state, conv_state),
+            factors=self.buffers.factors,
+            claims=claims,
+        )
+        self._rows = 0
 
     def capture(self) -> None:
         """Compile and capture every batch size, the largest first."""
+        self.round.discard()
+        self.buffers.prewarm()
         for batch in reversed(self.batches):
             self.graphs[batch].capture()
 
@@ -186,22 +191,59 @@ class GraphPool:
         slots: torch.Tensor,
         *,
         parents: torch.Tensor | None = None,
+        links: tuple[torch.Tensor, torch.Tensor] | None = None,
         live: torch.Tensor | None = None,
+        counts: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Replay on a new round: out [L, rows, n, Hv, d_v], which the next round overwrites.
 
         Arguments as in RoundBuffers.fill, which copies them; n may be less than the module's
-        nodes. Allocates nothing. Raises ValueError for an argument, GraphError for a batch.
+        nodes. Allocates nothing. Raises ValueError for an argument, GraphError for a batch,
+        LifetimeError with claims; there is then no round to commit.
         """
+        if not isinstance(slots, torch.Tensor) or slots.dim() != 1:
+            raise ValueError("slots: expected a tensor of one axis [rows]")
         graph = self.find_graph(slots.shape[0])
-        self.buffers.fill(x, a, b, slots, parents=parents, live=live)
-        graph.replay()
+        captured = graph.captured
+        self.round.begin(slots)
+        try:
+            self.buffers.fill(
+                x, a, b, slots, parents=parents, links=links, live=live, counts=counts
+            )
+            self.round.replay(captured)
+        except BaseException:
+            self.round.discard()
+            raise
         self._rows = x.shape[1]
         return self.buffers.out[:, : x.shape[1], : x.shape[2]]
 
     def commit(self, last_node: torch.Tensor) -> None:
-        """Commit the round verified last: last_node [rows] int, -1 = nothing for that row."""
-        if self._rows is None:
-            raise GraphError("there is no round to commit; call verify first")
+        """Commit the round verified last: last_node [rows] int, -1 = nothing for that row.
+
+        Raises LifetimeError where there is none, or it is committed already.
+        """
+        self.round.check_verified()
         self.buffers.fill_last(last_node, self._rows)
-        self.find_graph(self._rows).commit()
+        at, n = self.buffers, self.find_graph(self._rows).batch
+        self.round.commit(at.slots[:n], at.last_node[:n])
+
+
+def _check_pool(weights: object, state: object, conv_state: object, batches: object) -> None:
+    """What verify does not check itself, when it warms up."""
+    if not isinstance(batches, Sequence) or not all(isinstance(b, int) for b in batches):
+        raise ValueError(f"batches: expected whole numbers, got {batches!r}")
+    if not batches or min(batches) < 1:
+        raise ValueError(f"batches: expected sizes of at least 1, got {tuple(batches)}")
+    if not isinstance(weights, Sequence) or not all(isinstance(w, LayerWeights) for w in weights):
+        raise ValueError("weights: expected one LayerWeights a layer")
+    layers = []
+    for name, pool, axes in (("state", state, 5), ("conv_state", conv_state, 4)):
+        if not isinstance(pool, torch.Tensor) or pool.dim() != axes:
+            have = tuple(pool.shape) if isinstance(pool, torch.Tensor) else type(pool).__name__
+            raise ValueError(f"{name}: expected {axes} axes, a layer each first, got {have}")
+        layers.append(pool.shape[0])
+    if not weights or layers != [len(weights)] * 2:
+        raise ValueError(
+            f"weights: expected one a layer, got {len(weights)}, with a state of {layers[0]} "
+            f"and a conv_state of {layers[1]} layers"
+        )

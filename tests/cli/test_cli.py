@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bolegen.cli import main
+from bolegen_runtime import KernelCache
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -150,6 +151,25 @@ def test_doctor_names_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for what in ("bolegen", "torch", "triton", "device", "cache", "compile", "run"):
         assert re.search(rf"^{what} +\S", printed, re.MULTILINE)
+
+
+def test_the_cache_is_listed_and_cleared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = KernelCache(tmp_path / "cache", "0" * 16)
+    store.get("ab" * 32, lambda: ("gdn_2x1", "X = 1\n"), request={"template": "(2,1)"})
+    monkeypatch.setenv("BOLEGEN_CACHE_DIR", str(store.root))
+    assert main(["cache", "list"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(rf"{store.folder.name}/gdn_2x1-\w+\.py  6 bytes  \(2,1\)", printed[0])
+    assert printed[1:] == [f"1 modules, 6 bytes in {store.root}"]
+    assert main(["cache", "clear", "--dir", str(store.root)]) == 0
+    assert re.match(r"freed [\d,]+ bytes in ", capsys.readouterr().out)
+    assert main(["cache", "list"]) == 0
+    assert capsys.readouterr().out == f"0 modules, 0 bytes in {store.root}\n"
+    monkeypatch.setenv("BOLEGEN_CACHE_DIR", "off")
+    assert main(["cache", "list"]) == 1
+    assert "there is no cache" in capsys.readouterr().err
 
 
 def cold(tmp_path: Path, *arguments: str) -> tuple[float, str]:

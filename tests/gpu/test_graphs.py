@@ -7,8 +7,21 @@ from typing import Any
 import pytest
 import torch
 
-from bolegen_runtime import GraphError, GraphPool, LayerWeights, Settings, load
+from bolegen_runtime import (
+    CanonicalState,
+    GraphError,
+    GraphPool,
+    LayerWeights,
+    LifetimeError,
+    Settings,
+    load,
+    trace_links,
+    trace_parents,
+)
+from bolegen_runtime import Round as CallRound
+from support.quiet import Noise, listen
 from support.rounds import Round, make_round
+from support.trees import links_of as row_links
 
 pytestmark = pytest.mark.gpu
 
@@ -100,20 +113,114 @@ def test_a_replay_with_new_contents_is_bit_equal_to_eager(
     assert torch.equal(owner.conv_state, window)
 
 
-def test_a_round_allocates_nothing(captured: tuple[ModuleType, Round, GraphPool]) -> None:
+def test_a_round_allocates_compiles_and_waits_for_nothing(
+    captured: tuple[ModuleType, Round, GraphPool],
+) -> None:
     m, owner, pool = captured
-    r = share(draw(m, seed=5, rows=3), owner)
-    last = torch.zeros(3, dtype=torch.int32, device="cuda")
+    static = m.MODULE.parents is not None
+    noise, last = Noise(), torch.zeros(4, dtype=torch.int32, device="cuda")
+    for seed in range(6):
+        rows = 1 + seed % 4
+        r = share(draw(m, seed=seed, rows=rows), owner)
+        given: dict[str, Any] = {"counts": torch.tensor([3, 1, 0, 9][:rows], device="cuda")}
+        if not static and seed % 2:
+            kind = torch.int32 if seed % 3 else torch.int64
+            given["links"] = links_of(r.trees, kind)
+        elif not static:
+            # a view whose address is no multiple of 16 bytes
+            wide = torch.zeros(rows, m.MODULE.nodes + 1, dtype=torch.int32, device="cuda")
+            given["parents"] = wide[:, 1:].copy_(torch.tensor(r.trees))
+        if seed > 2:
+            given["live"] = r.live
+        with listen(noise):
+            pool.verify(r.x, r.a, r.b, r.slots, **given)
+            pool.commit(last[:rows])
+    assert noise == Noise()
 
-    def count() -> int:
-        torch.cuda.synchronize()
-        return int(torch.cuda.memory_stats()["allocation.all.allocated"])
 
-    before = count()
-    for _ in range(3):
-        verify(pool, r)
-        pool.commit(last)
-    assert count() == before
+def test_whoever_listens_hears_an_allocation_a_compilation_and_a_wait() -> None:
+    noise, tree = Noise(), torch.zeros(1, 300, dtype=torch.int32, device="cuda")
+    live, slots = torch.ones_like(tree, dtype=torch.bool), torch.zeros(1, device="cuda").long()
+    with listen(noise):
+        trace_parents(tree, slots, tree, live)
+        torch.zeros(3, device="cuda")
+    assert noise == Noise(allocations=1, compilations=1)
+    with pytest.raises(RuntimeError), listen(noise):
+        tree.sum().item()
+
+
+def links_of(trees: list[list[int]], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    pairs = zip(*map(row_links, trees), strict=True)
+    return tuple(torch.tensor(x, dtype=dtype, device="cuda") for x in pairs)
+
+
+@pytest.mark.parametrize("captured", [SHAPES[2]], indirect=True, ids=["any"])
+def test_links_of_other_trees_replay_as_their_parents(
+    captured: tuple[ModuleType, Round, GraphPool],
+) -> None:
+    m, owner, pool = captured
+    for seed in range(4):
+        r = share(draw(m, seed=seed, rows=5), owner)
+        want = verify(pool, r).clone()
+        kind = torch.int64 if seed % 2 else torch.int32
+        links = links_of(r.trees, kind)
+        out = pool.verify(r.x, r.a, r.b, r.slots, links=(links[0], links[1]), live=r.live)
+        assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("captured", [SHAPES[2]], indirect=True, ids=["any"])
+def test_an_engines_own_capture_holds_links_and_all_layers(
+    captured: tuple[ModuleType, Round, GraphPool],
+) -> None:
+    m, owner, _ = captured
+    rows, nodes = 3, m.MODULE.nodes
+    at = share(draw(m, seed=0, rows=rows), owner)
+    first, sibling = links_of(at.trees, torch.int32)
+    parents = torch.zeros(rows, nodes, dtype=torch.int32, device="cuda")
+    live = torch.zeros(rows, nodes, dtype=torch.bool, device="cuda")
+    out = torch.zeros(*at.a.shape, m.MODULE.dims[1], dtype=at.x.dtype, device="cuda")
+    round_ = CallRound(m, CanonicalState(owner.state, owner.conv_state), batch=rows)
+
+    def run() -> None:
+        trace_links(first, sibling, at.slots, parents, live)
+        for layer in range(LAYERS):
+            weights = LayerWeights(at.conv_weight[layer], at.A_log[layer], at.dt_bias[layer])
+            round_.verify(
+                layer, at.x[layer], at.a[layer], at.b[layer], weights, at.slots,
+                parents=parents, live=live, out=out[layer],
+            )  # fmt: skip
+
+    round_.begin(at.slots)
+    run()
+    round_.discard()
+    round_.allocated.check = False
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    last = torch.zeros(rows, dtype=torch.int64, device="cuda")
+    # nothing ran while it was captured
+    with pytest.raises(LifetimeError, match="no round to commit"):
+        round_.commit(at.slots, last)
+    for seed in (1, 2):
+        r = share(draw(m, seed=seed, rows=rows), owner)
+        r.live = None
+        for place, new in zip(
+            (at.x, at.a, at.b, at.slots, first, sibling),
+            (r.x, r.a, r.b, r.slots, *links_of(r.trees, torch.int32)),
+            strict=True,
+        ):
+            place.copy_(new)
+        factors = m.allocate(rows, LAYERS, "cuda")
+        want = torch.stack([r.verify(m, factors, layer) for layer in range(LAYERS)])
+        state, window = owner.state.clone(), owner.conv_state.clone()
+        m.commit(factors, state, window, r.slots, last)
+        round_.begin(at.slots)
+        round_.replay(graph)
+        assert torch.equal(out, want)
+        round_.commit(at.slots, last)
+        assert torch.equal(owner.state, state)
+        assert torch.equal(owner.conv_state, window)
 
 
 def test_a_replay_repeats_bit_for_bit(captured: tuple[ModuleType, Round, GraphPool]) -> None:

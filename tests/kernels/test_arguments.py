@@ -196,6 +196,22 @@ def test_factors_on_another_device(m: ModuleType, r: Round) -> None:
         r.verify(m, m.allocate(2, 1, "meta"))
 
 
+def test_what_is_written_may_not_overlap(m: ModuleType, r: Round) -> None:
+    factors = m.allocate(2, 1, "cpu")
+    out = torch.zeros(1, 4, 2, 16, dtype=r.x.dtype).expand(2, -1, -1, -1)
+    with pytest.raises(ValueError, match="out: expected entries apart"):
+        r.verify(m, factors, out=out)
+    r.verify(m, factors)
+    for name in ("state", "conv_state"):
+        pools = {"state": r.state, "conv_state": r.conv_state}
+        pools[name] = pools[name][:, :1].expand(-1, 4, *pools[name].shape[2:])
+        with pytest.raises(ValueError, match=f"^{name}: expected entries apart"):
+            m.commit(factors, *pools.values(), r.slots, torch.tensor([1, 2]))
+    # layers and slots may lie in any order
+    swapped = r.state.transpose(0, 1).contiguous().transpose(0, 1)
+    m.commit(factors, swapped, r.conv_state, r.slots, torch.tensor([1, 2]))
+
+
 def test_a_static_module_takes_no_parents() -> None:
     m = build("(2)")
     r = make_round(m)

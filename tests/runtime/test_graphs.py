@@ -2,14 +2,23 @@
 # mypy: disable-error-code="no-untyped-call"
 
 from functools import cache
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from bolegen_runtime import GraphError, GraphPool, LayerWeights, Settings, load
+from bolegen_runtime import (
+    GraphError,
+    GraphPool,
+    LayerWeights,
+    LifetimeError,
+    Settings,
+    SlotClaims,
+    load,
+)
 from support.rounds import Round, make_round
+from support.trees import links_of as row_links
 
 LAYERS, SLOTS = 2, 5
 ANY_TREES = [[-1, 0, 1, 1], [-1, 0, 0, 2], [-1, 0, 1, 2]]
@@ -62,6 +71,24 @@ def test_a_padded_round_is_bit_equal_to_verify(template: str) -> None:
     want, _ = expected(m, r)
     assert torch.equal(out[:, :rows, :n], want)
     assert torch.count_nonzero(out[:, rows:]) == torch.count_nonzero(out[:, :, n:]) == 0
+
+
+@pytest.mark.parametrize("template", ["(2,1)", "any:6"])
+def test_a_round_traces_its_topology_once(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    m = module(template)
+    r, pool = make(m, **({} if m.MODULE.parents else {"trees": ANY_TREES, "nodes": 4}))
+    name = f"trace_{m.MODULE.name}"
+    kernel, launched = getattr(m, name), []
+
+    class Counted:
+        def __getitem__(self, grid: Any) -> Any:
+            launched.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(m, name, Counted())
+    launch(pool, **arguments_of(r))
+    assert len(launched) == 1
+    assert pool.buffers.factors.traced is False
 
 
 def test_a_later_round_sees_nothing_of_an_earlier_one() -> None:
@@ -139,7 +166,7 @@ def test_nothing_runs_that_was_not_captured() -> None:
     r, pool = make(module())
     with pytest.raises(GraphError, match="batch 4 is not captured"):
         pool.verify(r.x, r.a, r.b, r.slots)
-    with pytest.raises(GraphError, match="no round to commit"):
+    with pytest.raises(LifetimeError, match="no round to commit"):
         pool.commit(torch.tensor([0, 0, 0]))
     with pytest.raises(GraphError, match=r"CUDA device.*on cpu"):
         pool.capture()
@@ -171,8 +198,131 @@ def test_a_wrong_round_is_refused_before_anything_is_copied(
 
 def test_a_topology_of_run_time_must_be_given() -> None:
     r, pool = make(module("any:6"), trees=ANY_TREES, nodes=4)
-    with pytest.raises(ValueError, match="parents: expected a tensor"):
+    with pytest.raises(ValueError, match="parents, links: expected one of them, got neither"):
         pool.buffers.fill(r.x, r.a, r.b, r.slots)
+
+
+def links_of(trees: list[list[int]]) -> tuple[torch.Tensor, ...]:
+    return tuple(map(torch.tensor, zip(*map(row_links, trees), strict=True)))
+
+
+def test_links_and_counts_give_what_parents_and_live_nodes_give() -> None:
+    m = module("any:6")
+    r, pool = make(m, trees=ANY_TREES, nodes=4)
+    given: dict[str, Any] = arguments_of(r) | {"parents": None}
+    links = links_of(ANY_TREES)
+    out = launch(pool, **given, links=links).clone()
+    assert torch.equal(out[:, :3, :4], expected(m, r)[0])
+    counts = torch.tensor([1, 4, 3], dtype=torch.int32)
+    narrow = tuple(link.int() for link in links)
+    out = launch(pool, **given, links=narrow, counts=counts)
+    r.live = torch.arange(4) < counts[:, None]
+    assert torch.equal(out[:, :3, :4], expected(m, r)[0])
+    # both at once, where the nodes that count are not all kept
+    given["live"] = torch.tensor([[True] * 4, [True, False, True, False], [True] * 4])
+    out = launch(pool, **given, links=links, counts=counts)
+    r.live &= torch.tensor([[True] * 4, [True, False, True, False], [True] * 4])
+    r.live[1, 3] = False
+    assert torch.equal(out[:, :3, :4], expected(m, r)[0])
+
+
+def test_a_static_tree_takes_counts() -> None:
+    m = module()
+    r, pool = make(m)
+    r.live = torch.tensor([[True, True, False, True, False]] * 3)
+    out = launch(pool, **arguments_of(r), counts=torch.tensor([1, 5, 3]))
+    r.live = torch.tensor([[True] + [False] * 4, r.live[0].tolist(), [True, True] + [False] * 3])
+    assert torch.equal(out[:, :3], expected(m, r)[0])
+
+
+@pytest.mark.parametrize("kind", ["parents", "links"])
+def test_garbage_in_a_tree_is_dead_and_numbers_do_not_wrap(kind: str) -> None:
+    m = module("any:6")
+    r, pool = make(m, trees=[[-1, 0, 1 << 32, 1]] * 3, nodes=4)
+    given: dict[str, Any] = arguments_of(r) | {"parents": None}
+    if kind == "parents":
+        given["parents"] = r.parents
+    else:
+        # 1 to 3 would be 1 in 32 bits
+        given["links"] = (
+            torch.tensor([[1, 3, -1, -1]] * 3),
+            torch.tensor([[-1, (1 << 32) + 2, -1, -1]] * 3),
+        )
+    r.x[:, :, 2] = float("nan")
+    out = launch(pool, **given)
+    r.parents = torch.tensor([[-1, 0, -1, 1]] * 3)
+    r.live = torch.tensor([[True, True, False, True]] * 3)
+    assert torch.equal(out[:, :3, :4], expected(m, r)[0])
+
+
+def test_prewarming_a_topology_leaves_padded_rows() -> None:
+    _, pool = make(module("any:6"), trees=ANY_TREES, nodes=4)
+    pool.buffers.prewarm()
+    assert (pool.buffers.slots == -1).all()
+    assert not pool.buffers.live.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parents": torch.zeros(3, 4).int()}, "expected one of them, got both"),
+        ({"links": None}, "expected one of them, got neither"),
+        ({"links": torch.zeros(2, 3, 4).int()}, "links: expected a pair"),
+        ({"links": (torch.zeros(3, 4).int(),)}, "links: expected a pair"),
+        (
+            {"links": (torch.zeros(3, 4).int(), torch.zeros(3, 4).long())},
+            r"next_sibling: expected torch\.int32, got torch\.int64",
+        ),
+        (
+            {"links": (torch.zeros(3, 5).int(), torch.zeros(3, 4).int())},
+            r"first_child: expected shape \(3, 4\)",
+        ),
+        ({"counts": torch.zeros(4).int()}, r"counts: expected shape \(3,\), got \(4,\)"),
+        ({"counts": torch.zeros(3)}, r"counts: expected torch\.int32 or torch\.int64"),
+    ],
+)
+def test_a_wrong_topology_is_refused_before_anything_is_copied(
+    change: dict[str, Any], message: str
+) -> None:
+    r, pool = make(module("any:6"), trees=ANY_TREES, nodes=4)
+    given: dict[str, Any] = arguments_of(r) | {"parents": None, "links": links_of(ANY_TREES)}
+    before = pool.buffers.slots.clone()
+    with pytest.raises(ValueError, match=message):
+        pool.buffers.fill(**given | change)
+    assert torch.equal(pool.buffers.slots, before)
+
+
+def test_a_round_of_the_pool_has_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    m = module()
+    r = make_round(m, layers=LAYERS, slots=SLOTS, batch=3)
+    claims = SlotClaims()
+    pools = [
+        GraphPool(m, weights_of(r), r.state, r.conv_state, batches=(4,), claims=claims)
+        for _ in range(2)
+    ]
+    for pool in pools:
+        # a graph needs a GPU; what it would replay runs at once
+        graph = pool.find_graph(4)
+        monkeypatch.setattr(graph, "_graph", SimpleNamespace(replay=graph.launch))
+    last, (one, other) = torch.tensor([3, -1, 0]), pools
+    one.verify(r.x, r.a, r.b, r.slots)
+    with pytest.raises(LifetimeError, match="has uncommitted factors of another round"):
+        other.verify(r.x, r.a, r.b, r.slots)
+    with pytest.raises(LifetimeError, match="neither committed nor discarded"):
+        one.verify(r.x, r.a, r.b, r.slots)
+    want = r.with_clones()
+    m.commit(expected(m, r)[1], want.state, want.conv_state, r.slots, last)
+    one.commit(last)
+    assert torch.equal(r.state, want.state)
+    with pytest.raises(LifetimeError, match="no round to commit"):
+        one.commit(last)
+    # an error in a round leaves none behind
+    with pytest.raises(ValueError, match="x: expected"):
+        other.verify(r.x[:1], r.a, r.b, r.slots)
+    with pytest.raises(LifetimeError, match="no round to commit"):
+        other.commit(last)
+    one.verify(r.x, r.a, r.b, r.slots)
+    assert torch.equal(r.state, want.state)
 
 
 def test_last_nodes_are_one_a_row() -> None:

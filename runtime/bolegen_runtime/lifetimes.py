@@ -1,0 +1,172 @@
+"""Three lifetimes, three types: committed states, a round's factors, one layer's scratch.
+
+    CanonicalState  until the engine frees a slot    verify reads it, commit alone writes it
+    RoundFactors    from verify to acceptance        verify writes them, commit reads them
+    Scratch         one layer's verify               the next layer writes over it
+
+A Round (rounds.py) says which call may come next; SlotClaims, its checked mode, know which slots
+have factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+__all__ = [
+    "CanonicalState",
+    "LayerWeights",
+    "LifetimeError",
+    "RoundFactors",
+    "Scratch",
+    "SlotClaims",
+    "split_factors",
+]
+
+_UNTIL_ACCEPTANCE = ("rows", "kept", "gates", "keys", "u", "live", "parents")
+
+
+class LifetimeError(RuntimeError):
+    """A call out of turn: its factors are not there, are used up, or belong to another state."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWeights:
+    """One layer's constants: conv_weight [C, W], A_log and dt_bias [Hv], conv_bias [C] or None.
+
+    Graphs read them where they are: change them in place or not at all.
+    """
+
+    conv_weight: torch.Tensor
+    A_log: torch.Tensor
+    dt_bias: torch.Tensor
+    conv_bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class CanonicalState:
+    """The engine's pools of committed states: state [L, slots, Hv, d_v, d_k], conv_state
+    [L, slots, C, W-1], or None where the engine has a convolution of its own.
+    """
+
+    state: torch.Tensor
+    conv_state: torch.Tensor | None
+
+    @property
+    def layers(self) -> int:
+        """L."""
+        return self.state.shape[0]
+
+    def checksum(self, slot: int) -> int:
+        """A number of the bits that all layers hold in one slot. Waits for the device."""
+        pools = [self.state] if self.conv_state is None else [self.state, self.conv_state]
+        bits = {2: torch.int16, 4: torch.int32}
+        total = 0
+        for pool in pools:
+            held = pool[:, slot].view(bits[pool.element_size()])
+            total = 31 * total + int(held.sum(dtype=torch.int64))
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class RoundFactors:
+    """Tensors by name that verify leaves for commit."""
+
+    tensors: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Scratch:
+    """Tensors by name that verify of one layer uses, and commit does not read.
+
+    The next layer writes over all of them but a traced topology (``ancestors``), which the layers
+    of one graph share.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+
+
+def split_factors(factors: Any) -> tuple[RoundFactors, Scratch]:
+    """What a module's ``allocate`` gave, by lifetime: the same tensors, not copies.
+
+    Raises ValueError where the module itself counts other bytes to a lifetime.
+    """
+    tensors = {name: t for name, t in vars(factors).items() if isinstance(t, torch.Tensor)}
+    kept = {name: tensors.pop(name) for name in _UNTIL_ACCEPTANCE if name in tensors}
+    for what, group, said in (
+        ("factors", kept, factors.round_bytes),
+        ("scratch", tensors, factors.scratch_bytes),
+    ):
+        found = sum(t.numel() * t.element_size() for t in group.values())
+        if found != said:
+            raise ValueError(
+                f"factors: expected {said} bytes of {what} as the module says, got {found} in "
+                f"{', '.join(group)}; the module is of another version than bolegen_runtime"
+            )
+    return RoundFactors(kept), Scratch(tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class SlotClaims:
+    """The slots that have uncommitted factors, and the bits they held when those were made.
+
+    The checked mode of rounds: give one to all rounds and graph pools over the same states.
+    """
+
+    # slot -> the round, and a checksum
+    _held: dict[int, tuple[object, int]] = field(default_factory=dict)
+
+    def take(self, owner: object, canonical: CanonicalState, slots: torch.Tensor) -> None:
+        """Claim a slot for each row. LifetimeError, and nothing claimed, where one is taken."""
+        used = _used(slots)
+        for slot in used:
+            if slot >= canonical.state.shape[1]:
+                raise LifetimeError(
+                    f"slots: expected below {canonical.state.shape[1]}, got {slot}"
+                )
+            if slot in self._held:
+                raise LifetimeError(
+                    f"slot {slot} has uncommitted factors of another round; commit or discard "
+                    "that round first"
+                )
+            if used.count(slot) > 1:
+                raise LifetimeError(f"slot {slot} is in two rows, which would both commit to it")
+        self._held.update({slot: (owner, canonical.checksum(slot)) for slot in used})
+
+    def check_slots(self, owner: object, slots: torch.Tensor) -> None:
+        """Raise LifetimeError unless these are the round's slots, in the order of its rows."""
+        mine = self._of(owner)
+        if _used(slots) != mine:
+            raise LifetimeError(f"slots: the round began with {mine}, and now has {_used(slots)}")
+
+    def check_bits(self, owner: object, canonical: CanonicalState) -> None:
+        """Raise LifetimeError where the round's slots are not as they were."""
+        for slot in self._of(owner):
+            if canonical.checksum(slot) != self._held[slot][1]:
+                raise LifetimeError(
+                    f"slot {slot} was written since it was verified, so its factors do not "
+                    "apply any more; discard the round and verify again"
+                )
+
+    def check_tracks(self, track_slots: torch.Tensor) -> None:
+        """Raise LifetimeError where a slot to be written has uncommitted factors."""
+        taken = sorted({slot for slot in track_slots.tolist() if slot in self._held})
+        if taken:
+            raise LifetimeError(
+                f"track_slots: slots {taken} have uncommitted factors, which a write would spoil"
+            )
+
+    def release(self, owner: object) -> None:
+        """Give back all slots of a round."""
+        for slot in self._of(owner):
+            del self._held[slot]
+
+    def _of(self, owner: object) -> list[int]:
+        return [slot for slot, (of, _) in self._held.items() if of is owner]
+
+
+def _used(slots: torch.Tensor) -> list[int]:
+    return [slot for slot in slots.tolist() if slot >= 0]

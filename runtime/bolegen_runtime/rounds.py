@@ -1,0 +1,187 @@
+"""A round's turns: begin, verify of every layer, commit; each once, in this order.
+
+What a Round knows is on the host and costs no wait for the device. With SlotClaims, the checked
+mode, it also reads the slots, which does wait.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from bolegen_runtime.lifetimes import (
+    CanonicalState,
+    LayerWeights,
+    LifetimeError,
+    SlotClaims,
+    split_factors,
+)
+
+__all__ = ["Round"]
+
+
+class Round:
+    """One round over all layers: begin, verify each layer once (or replay a graph), commit.
+
+    Commits nothing unless every layer was verified, and nothing twice. An exception between
+    verify and commit leaves the slots as they were: ``discard`` then drops the round. Without
+    ``claims``, a begin over a round that is not committed discards it; with them it is an error,
+    as is a slot that another round has claimed, or one written in between.
+
+    factors: those of ``module.allocate``, by default for ``batch`` rows of all layers.
+    """
+
+    def __init__(
+        self,
+        module: ModuleType,
+        canonical: CanonicalState,
+        *,
+        batch: int = 0,
+        factors: Any = None,
+        claims: SlotClaims | None = None,
+    ) -> None:
+        self.canonical = canonical
+        if factors is None:
+            factors = module.allocate(batch, canonical.layers, canonical.state.device)
+        self.allocated = factors
+        self.factors, self.scratch = split_factors(factors)
+        self._module, self._claims = module, claims
+        self._waiting: set[int] | None = None  # layers to verify; None: no round
+
+    def begin(self, slots: torch.Tensor) -> None:
+        """Start a round on slots [B] int32 or int64, negative = a padded row.
+
+        Raises ValueError for another tensor, LifetimeError with claims.
+        """
+        if not isinstance(slots, torch.Tensor) or slots.dim() != 1:
+            raise ValueError("slots: expected a tensor of one axis [B]")
+        if slots.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"slots: expected torch.int32 or torch.int64, got {slots.dtype}")
+        if self._claims is None:
+            self.discard()
+        elif self._waiting is not None:
+            raise LifetimeError(
+                "the round before is neither committed nor discarded, and its factors would be "
+                "written over; call commit or discard first"
+            )
+        else:
+            self._claims.take(self, self.canonical, slots)
+        self._waiting = set(range(self.canonical.layers))
+
+    def verify(
+        self,
+        layer: int,
+        x: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        weights: LayerWeights,
+        slots: torch.Tensor,
+        **options: Any,
+    ) -> torch.Tensor:
+        """One layer, as the module's verify; options: parents, live, out, schedule.
+
+        Inside a graph capture nothing runs, so nothing counts as verified: see ``replay``.
+        Raises LifetimeError out of turn, and what the module raises.
+        """
+        self._check_turn(layer, x, slots)
+        known = self.canonical
+        out: torch.Tensor = self._module.verify(
+            x, a, b, weights.conv_weight, weights.A_log, weights.dt_bias, known.state[layer],
+            None if known.conv_state is None else known.conv_state[layer], slots, self.allocated,
+            layer=layer, conv_bias=weights.conv_bias, **options,
+        )  # fmt: skip
+        self._note(layer, x)
+        return out
+
+    def verify_qkv(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        A_log: torch.Tensor,
+        dt_bias: torch.Tensor,
+        slots: torch.Tensor,
+        **options: Any,
+    ) -> torch.Tensor:
+        """One layer, as the module's verify_qkv; otherwise as ``verify``."""
+        self._check_turn(layer, q, slots)
+        out: torch.Tensor = self._module.verify_qkv(
+            q, k, v, a, b, A_log, dt_bias, self.canonical.state[layer], slots,
+            self.allocated, layer=layer, **options,
+        )  # fmt: skip
+        self._note(layer, q)
+        return out
+
+    def replay(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Replay a graph that holds verify of every layer."""
+        if self._waiting is None:
+            raise LifetimeError("there is no round to verify; call begin first")
+        graph.replay()
+        self._waiting.clear()
+
+    def commit(
+        self,
+        slots: torch.Tensor,
+        last_node: torch.Tensor,
+        *,
+        track_slots: torch.Tensor | None = None,
+        track_node: torch.Tensor | None = None,
+    ) -> None:
+        """As the module's commit, once a round.
+
+        Raises LifetimeError and what the module raises, before any slot is written; the round is
+        then still there.
+        """
+        self.check_verified()
+        if self._claims is not None:
+            self._claims.check_slots(self, slots)
+            self._claims.check_bits(self, self.canonical)
+            if track_slots is not None:
+                self._claims.check_tracks(track_slots)
+        self._module.commit(
+            self.allocated, self.canonical.state, self.canonical.conv_state, slots, last_node,
+            track_slots=track_slots, track_node=track_node,
+        )  # fmt: skip
+        self.discard()
+
+    def check_verified(self) -> None:
+        """Raise LifetimeError unless commit may come next."""
+        if self._waiting is None:
+            raise LifetimeError(
+                "there is no round to commit: it was not verified, or is committed or discarded"
+            )
+        if self._waiting:
+            missing = ", ".join(map(str, sorted(self._waiting)))
+            raise LifetimeError(f"layers {missing} of this round were not verified")
+
+    def discard(self) -> None:
+        """Drop the round, if there is one: slots stay as they are."""
+        self._waiting = None
+        if self._claims is not None:
+            self._claims.release(self)
+
+    def _check_turn(self, layer: int, rows: Any, slots: torch.Tensor) -> None:
+        if not 0 <= layer < self.canonical.layers:
+            raise ValueError(f"layer: expected 0 to {self.canonical.layers - 1}, got {layer}")
+        if _is_capturing(rows):
+            return
+        if self._waiting is None:
+            raise LifetimeError("there is no round to verify; call begin first")
+        if layer not in self._waiting:
+            raise LifetimeError(f"layer {layer} of this round is verified; begin a new round")
+        if self._claims is not None:
+            self._claims.check_slots(self, slots)
+
+    def _note(self, layer: int, rows: torch.Tensor) -> None:
+        if self._waiting is not None and not _is_capturing(rows):
+            self._waiting.discard(layer)
+
+
+def _is_capturing(rows: Any) -> bool:
+    cuda = isinstance(rows, torch.Tensor) and rows.is_cuda
+    return cuda and torch.cuda.is_current_stream_capturing()
