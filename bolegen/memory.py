@@ -118,8 +118,9 @@ def show_memory(memory: MemoryPlan, gpu_gb: float | None = None) -> str:
         raise SpecError(f"GPU memory {gpu_gb} must be more than 0 GB and at most {_LIMIT:,}")
     tree = memory.plan.tree
     count = "" if tree.is_static else "at most "
+    what = f"{memory.batch} request{'' if memory.batch == 1 else 's'}"
     lines = [
-        f"{memory.batch} request{'s' * (memory.batch != 1)} of {count}{tree.nodes} nodes in {memory.layers} layers, bytes",
+        f"{what} of {count}{tree.nodes} nodes in {memory.layers} layers, bytes",
         f"{'':10}{'a request':>16}{'fixed':>14}{'total':>18}",
     ]
     for name, said in _ROWS.items():
