@@ -12,8 +12,10 @@ from bolegen_runtime.cache import (
     clear_entries,
     list_entries,
 )
+from bolegen_runtime.checked import CheckedError, CheckedModule
 from bolegen_runtime.graphs import GraphError, GraphPool, LayerWeights, VerifyGraph
 from bolegen_runtime.loader import Request, load
+from bolegen_runtime.metrics import Metrics, expose_metrics
 from bolegen_runtime.record import LoadError
 from bolegen_runtime.settings import Settings
 
@@ -21,16 +23,20 @@ __all__ = [
     "CacheEntry",
     "CacheError",
     "CacheWarning",
+    "CheckedError",
+    "CheckedModule",
     "GraphError",
     "GraphPool",
     "KernelCache",
     "LayerWeights",
     "LoadError",
+    "Metrics",
     "Request",
     "RoundBuffers",
     "Settings",
     "VerifyGraph",
     "clear_entries",
+    "expose_metrics",
     "list_entries",
     "load",
 ]

@@ -19,6 +19,7 @@ from typing import cast
 import triton
 
 from bolegen_runtime.cache import KernelCache
+from bolegen_runtime.checked import CheckedModule
 from bolegen_runtime.record import LoadError, digest_of, import_text, read_record
 from bolegen_runtime.settings import Settings
 
@@ -106,8 +107,9 @@ def load(
 
     From memory, then ``settings.generated_dir``, then the cache, and compiled as the last
     resort. Defaults are those of `bolegen compile`; ``settings`` default to the environment's.
-    Under Triton's interpreter, that is mended as well. Raises ValueError for an argument,
-    LoadError, CacheError, and what the compiler raises (TreeError, SpecError).
+    A CheckedModule where ``settings.checked``. Under Triton's interpreter, that is mended as
+    well. Raises ValueError for an argument, LoadError, CacheError, and what the compiler raises
+    (TreeError, SpecError).
     """
     request = Request(
         template, depth, heads, dims, conv, dtype, state_dtype, factors, contract, solver, mixer
@@ -117,7 +119,8 @@ def load(
         if (request, settings) not in _loaded:
             _mend_interpreter()
             text, path = _find_generated(request, settings) or _find_compiled(request, settings)
-            _loaded[request, settings] = import_text(text, path)
+            module = import_text(text, path)
+            _loaded[request, settings] = CheckedModule(module) if settings.checked else module
         return _loaded[request, settings]
 
 
