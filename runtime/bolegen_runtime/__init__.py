@@ -13,6 +13,7 @@ from bolegen_runtime.cache import (
     list_entries,
 )
 from bolegen_runtime.checked import CheckedError, CheckedModule
+from bolegen_runtime.dumps import RoundDump, capture_round, load_round, save_round
 from bolegen_runtime.graphs import GraphError, GraphPool, LayerWeights, VerifyGraph
 from bolegen_runtime.loader import Request, load
 from bolegen_runtime.metrics import Metrics, expose_metrics
@@ -33,10 +34,14 @@ __all__ = [
     "Metrics",
     "Request",
     "RoundBuffers",
+    "RoundDump",
     "Settings",
     "VerifyGraph",
+    "capture_round",
     "clear_entries",
     "expose_metrics",
     "list_entries",
     "load",
+    "load_round",
+    "save_round",
 ]

@@ -23,7 +23,7 @@ from bolegen_runtime.checked import CheckedModule
 from bolegen_runtime.record import LoadError, digest_of, import_text, read_record
 from bolegen_runtime.settings import Settings
 
-__all__ = ["Request", "compiler_digest", "digest_folder", "load"]
+__all__ = ["DTYPES", "Request", "chosen_solver", "compiler_digest", "digest_folder", "load"]
 
 # how users spell a storage type -> torch's name of it
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -122,6 +122,11 @@ def load(
             module = import_text(text, path)
             _loaded[request, settings] = CheckedModule(module) if settings.checked else module
         return _loaded[request, settings]
+
+
+def chosen_solver(name: str) -> str | None:
+    """The solver that a module's name says was asked for."""
+    return next((part for part in _CHOSEN.findall(name) if part in SOLVERS), None)
 
 
 def _spell(template: str) -> str:
