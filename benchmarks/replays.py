@@ -234,7 +234,10 @@ class _Player:
             out = r.verify(self.m, factors, at)
             if at == layer:
                 assert same_bits(out[0], self.out[layer, row]), "a row depends on its mates"
-                worst, qkv = check_verify(self.m, r, out, factors, layer), factors.qkv.clone()
+                worst, qkv = (
+                    check_verify(self.m, r, out, factors, layer),
+                    factors.convolved_rows(layer).clone(),
+                )
         after = tuple(t.clone() for t in self.before)
         last = draw.last[row : row + 1]
         self.m.commit(factors, *after, one.slots, torch.tensor(last, device="cuda"))

@@ -1,4 +1,4 @@
-"""The command line: bolegen compile | show | prove | check | cache | doctor."""
+"""The command line: bolegen compile | show | plan | prove | check | cache | doctor."""
 
 import argparse
 import sys
@@ -22,10 +22,13 @@ from bolegen.ir import (
     parse_template,
     show_tree,
 )
+from bolegen.memory import plan_memory, show_memory
 from bolegen.models import MODELS, find_model
 from bolegen.version import __version__
 
 __all__ = ["main"]
+
+_MODEL = "qwen3.5-9b"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,6 +75,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_template(shower)
     shower.add_argument("--svg", type=Path, metavar="FILE", help="draw it to FILE as well")
     shower.set_defaults(run=_show)
+
+    planner = commands.add_parser("plan", help="print the memory of a round, beside snapshots")
+    _add_template(planner)
+    _add_layer(planner)
+    planner.add_argument("--layers", type=int, metavar="L", help="recurrent layers (the model's)")
+    planner.add_argument("--batch", type=int, default=1, metavar="B", help="requests (1)")
+    planner.add_argument("--gpu-mem", type=float, metavar="GB", help="how many requests fit GB")
+    planner.set_defaults(run=_plan)
 
     prover = commands.add_parser("prove", help="prove a compiled template equal to the recurrence")
     _add_template(prover)
@@ -170,7 +181,7 @@ def _build_table(module: EmittedModule, target: str) -> str:
 
 def _layer(options: argparse.Namespace) -> LayerSpec:
     """The layer of the options: a model's shapes first, then whatever is said explicitly."""
-    model = find_model(options.model or "qwen3.5-9b")
+    model = find_model(options.model or _MODEL)
     heads = _pair(options.heads, "--heads", (model.key_heads, model.value_heads))
     dims = _pair(options.dims, "--dims", (model.d_k, model.d_v))
     return LayerSpec(
@@ -208,6 +219,16 @@ def _show(options: argparse.Namespace) -> None:
         except OSError as error:
             raise OutputError(f"cannot write {options.svg}: {error.strerror}") from error
     print(show_tree(tree), end="")
+
+
+def _plan(options: argparse.Namespace) -> None:
+    solver = Solver(options.solver) if options.solver else None
+    plan = plan_template(options.template, _layer(options), depth=options.depth, solver=solver)
+    layers = find_model(options.model or _MODEL).layers
+    if options.layers is not None:
+        layers = options.layers
+    memory = plan_memory(plan, layers=layers, batch=options.batch)
+    print(show_memory(memory, options.gpu_mem))
 
 
 def _prove(options: argparse.Namespace) -> None:

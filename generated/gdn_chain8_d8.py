@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16; 16 columns of G
-digest    3a5020a7f66dd526
+digest    49109be4c91249a2
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -67,7 +67,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="3a5020a7f66dd526",
+    digest="49109be4c91249a2",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -1189,6 +1189,8 @@ class Factors:
     readout [B, Hv, 2, ROWS, COLUMNS] (Y in two bf16 terms),
     scales [B, Hv, 4, ROWS] float32.
 
+    Set `traced = True` for the layers after the first of a round: verify then reads the topology
+    that the first one left here, and launches one kernel less.
     Set `check = False` to skip argument checks; those of contents synchronise, and are skipped
     during graph capture as well.
     """
@@ -1209,6 +1211,7 @@ class Factors:
     scales: torch.Tensor
     ancestors: torch.Tensor | None
     check: bool = True
+    traced: bool = False
     convolved: bool = False  # rows came from verify_qkv
 
     @property
@@ -1370,7 +1373,7 @@ def _verify(q, k, v, gate, conv, pool, options):
     if batch == 0:
         return out
     with _on(q[0]):
-        if live is not None:
+        if live is not None and not f.traced:
             s_l = live.stride()
             trace_gdn_chain8_d8[(2, batch)](
                 None, live, slots, None, f.live, None, 0, 0, *s_l, HAS_LIVE=True, num_warps=1
@@ -1545,6 +1548,15 @@ def _expect(name, tensor, shape, dtypes, device, strides=None):
         raise ValueError(f"{name}: expected strides {want}, got {tensor.stride()}")
 
 
+def _expect_apart(name, tensor):
+    """What is written has no two entries in one place."""
+    end = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride < end:
+            raise ValueError(f"{name}: expected entries apart, got strides {tensor.stride()}")
+        end += stride * (size - 1)
+
+
 _INTEGERS = (torch.int32, torch.int64)
 
 
@@ -1585,6 +1597,7 @@ def _check_verify(x, n, gate, conv_state, pool, options):
     if out is not None:
         shape = (batch, n, 32, 128)
         _expect("out", out, shape, (MODULE.dtype,), device, (None, None, None, 1))
+        _expect_apart("out", out)
         if n * out.stride(1) >= 1 << 31:
             raise ValueError(f"out: expected a node stride below 2^31 / {n}, got {out.stride(1)}")
     if live is not None:
@@ -1632,6 +1645,7 @@ def _check_commit(f, state, conv_state, slots, last_node, parents, track_slots, 
     shape = (None, None, 32, 128, 128)
     _expect("state", state, shape, (MODULE.state_dtype,), device, (None, None, 16384, 128, 1))
     _expect("slots", slots, (None,), _INTEGERS, device, (1,))
+    _expect_apart("state", state)
     batch, layers = slots.shape[0], state.shape[0]
     if layers > f.layers:
         raise ValueError(f"state: expected at most {f.layers} layers, got {layers}")
@@ -1646,6 +1660,7 @@ def _check_commit(f, state, conv_state, slots, last_node, parents, track_slots, 
     if conv_state is not None:
         shape = (layers, state.shape[1], 8192, 3)
         _expect("conv_state", conv_state, shape, (MODULE.dtype,), device, (None, None, 3, 1))
+        _expect_apart("conv_state", conv_state)
     if (track_slots is None) != (track_node is None):
         raise ValueError("track_slots, track_node: expected both or neither, got one")
     if track_slots is not None:

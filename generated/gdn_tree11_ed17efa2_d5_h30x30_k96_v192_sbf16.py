@@ -8,7 +8,7 @@ layer     heads 30:30, dims 96:192, convolution 4, activations bf16, state bf16
 numerics  contract fp32; state exact in bf16; solve and readout tf32x3
 factors   replay, 23280 bytes a node (a state snapshot: 2280960)
 solver    horner; blocks of 16; 16 columns of G
-digest    91ddd4f9abc0d9b2
+digest    1368266aaa327512
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -67,7 +67,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="91ddd4f9abc0d9b2",
+    digest="1368266aaa327512",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -1151,6 +1151,8 @@ class Factors:
     readout [B, Hv, 2, ROWS, COLUMNS] (Y in two bf16 terms),
     scales [B, Hv, 4, ROWS] float32.
 
+    Set `traced = True` for the layers after the first of a round: verify then reads the topology
+    that the first one left here, and launches one kernel less.
     Set `check = False` to skip argument checks; those of contents synchronise, and are skipped
     during graph capture as well.
     """
@@ -1171,6 +1173,7 @@ class Factors:
     scales: torch.Tensor
     ancestors: torch.Tensor | None
     check: bool = True
+    traced: bool = False
     convolved: bool = False  # rows came from verify_qkv
 
     @property
@@ -1332,7 +1335,7 @@ def _verify(q, k, v, gate, conv, pool, options):
     if batch == 0:
         return out
     with _on(q[0]):
-        if live is not None:
+        if live is not None and not f.traced:
             s_l = live.stride()
             trace_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16[(2, batch)](
                 None, live, slots, None, f.live, None, 0, 0, *s_l, HAS_LIVE=True, num_warps=1
@@ -1506,6 +1509,15 @@ def _expect(name, tensor, shape, dtypes, device, strides=None):
         raise ValueError(f"{name}: expected strides {want}, got {tensor.stride()}")
 
 
+def _expect_apart(name, tensor):
+    """What is written has no two entries in one place."""
+    end = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride < end:
+            raise ValueError(f"{name}: expected entries apart, got strides {tensor.stride()}")
+        end += stride * (size - 1)
+
+
 _INTEGERS = (torch.int32, torch.int64)
 
 
@@ -1546,6 +1558,7 @@ def _check_verify(x, n, gate, conv_state, pool, options):
     if out is not None:
         shape = (batch, n, 30, 192)
         _expect("out", out, shape, (MODULE.dtype,), device, (None, None, None, 1))
+        _expect_apart("out", out)
         if n * out.stride(1) >= 1 << 31:
             raise ValueError(f"out: expected a node stride below 2^31 / {n}, got {out.stride(1)}")
     if live is not None:
@@ -1593,6 +1606,7 @@ def _check_commit(f, state, conv_state, slots, last_node, parents, track_slots, 
     shape = (None, None, 30, 192, 96)
     _expect("state", state, shape, (MODULE.state_dtype,), device, (None, None, 18432, 96, 1))
     _expect("slots", slots, (None,), _INTEGERS, device, (1,))
+    _expect_apart("state", state)
     batch, layers = slots.shape[0], state.shape[0]
     if layers > f.layers:
         raise ValueError(f"state: expected at most {f.layers} layers, got {layers}")
@@ -1607,6 +1621,7 @@ def _check_commit(f, state, conv_state, slots, last_node, parents, track_slots, 
     if conv_state is not None:
         shape = (layers, state.shape[1], 11520, 3)
         _expect("conv_state", conv_state, shape, (MODULE.dtype,), device, (None, None, 3, 1))
+        _expect_apart("conv_state", conv_state)
     if (track_slots is None) != (track_node is None):
         raise ValueError("track_slots, track_node: expected both or neither, got one")
     if track_slots is not None:

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from bolegen.codegen.buffers import spell_memory
 from bolegen.codegen.cut import UNROLLED, cut_tiles, power, tiles_of
 from bolegen.codegen.signatures import kernels_of
 from bolegen.codegen.tables import spell_parents, spell_positions, spell_table
@@ -13,7 +14,8 @@ __all__ = ["lower_plan", "module_name"]
 def lower_plan(plan: TreePlan) -> KernelModule:
     """The five kernels of ``plan`` (trace, prepare, factor, solve, commit), ready to emit."""
     name = module_name(plan)
-    context = _shape(plan) | _tiles(plan) | _topology(plan) | cut_tiles(plan) | {"name": name}
+    context = _shape(plan) | _tiles(plan) | _topology(plan) | cut_tiles(plan) | spell_memory(plan)
+    context |= {"name": name}
     return KernelModule(name=name, kernels=kernels_of(plan, name), context=context)
 
 

@@ -12,6 +12,8 @@ from bolegen_runtime.cache import (
     clear_entries,
     list_entries,
 )
+from bolegen_runtime.checked import CheckedError, CheckedModule
+from bolegen_runtime.dumps import RoundDump, capture_round, load_round, save_round
 from bolegen_runtime.graphs import GraphError, GraphPool, VerifyGraph
 from bolegen_runtime.lifetimes import (
     CanonicalState,
@@ -23,6 +25,7 @@ from bolegen_runtime.lifetimes import (
     split_factors,
 )
 from bolegen_runtime.loader import Request, load
+from bolegen_runtime.metrics import Metrics, expose_metrics
 from bolegen_runtime.record import LoadError
 from bolegen_runtime.rounds import Round
 from bolegen_runtime.settings import Settings
@@ -33,23 +36,31 @@ __all__ = [
     "CacheError",
     "CacheWarning",
     "CanonicalState",
+    "CheckedError",
+    "CheckedModule",
     "GraphError",
     "GraphPool",
     "KernelCache",
     "LayerWeights",
     "LifetimeError",
     "LoadError",
+    "Metrics",
     "Request",
     "Round",
     "RoundBuffers",
+    "RoundDump",
     "RoundFactors",
     "Scratch",
     "Settings",
     "SlotClaims",
     "VerifyGraph",
+    "capture_round",
     "clear_entries",
+    "expose_metrics",
     "list_entries",
     "load",
+    "load_round",
+    "save_round",
     "split_factors",
     "trace_links",
     "trace_parents",

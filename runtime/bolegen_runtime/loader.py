@@ -19,10 +19,11 @@ from typing import cast
 import triton
 
 from bolegen_runtime.cache import KernelCache
+from bolegen_runtime.checked import CheckedModule
 from bolegen_runtime.record import LoadError, digest_of, import_text, read_record
 from bolegen_runtime.settings import Settings
 
-__all__ = ["Request", "compiler_digest", "digest_folder", "load"]
+__all__ = ["DTYPES", "Request", "chosen_solver", "compiler_digest", "digest_folder", "load"]
 
 # how users spell a storage type -> torch's name of it
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -106,8 +107,9 @@ def load(
 
     From memory, then ``settings.generated_dir``, then the cache, and compiled as the last
     resort. Defaults are those of `bolegen compile`; ``settings`` default to the environment's.
-    Under Triton's interpreter, that is mended as well. Raises ValueError for an argument,
-    LoadError, CacheError, and what the compiler raises (TreeError, SpecError).
+    A CheckedModule where ``settings.checked``. Under Triton's interpreter, that is mended as
+    well. Raises ValueError for an argument, LoadError, CacheError, and what the compiler raises
+    (TreeError, SpecError).
     """
     request = Request(
         template, depth, heads, dims, conv, dtype, state_dtype, factors, contract, solver, mixer
@@ -117,8 +119,14 @@ def load(
         if (request, settings) not in _loaded:
             _mend_interpreter()
             text, path = _find_generated(request, settings) or _find_compiled(request, settings)
-            _loaded[request, settings] = import_text(text, path)
+            module = import_text(text, path)
+            _loaded[request, settings] = CheckedModule(module) if settings.checked else module
         return _loaded[request, settings]
+
+
+def chosen_solver(name: str) -> str | None:
+    """The solver that a module's name says was asked for."""
+    return next((part for part in _CHOSEN.findall(name) if part in SOLVERS), None)
 
 
 def _spell(template: str) -> str:

@@ -12,33 +12,45 @@ __all__ = ["Settings"]
 
 CACHE_DIR = "BOLEGEN_CACHE_DIR"
 GENERATED_DIR = "BOLEGEN_GENERATED_DIR"
+CHECKED = "BOLEGEN_CHECKED"
 OFF = "off"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Where modules come from.
+    """Where modules come from, and whether they are checked.
 
     cache_dir: compiled modules are kept below it; None keeps them in memory alone.
     generated_dir: a folder of modules that `bolegen compile` wrote, looked at first; None: none.
+    checked: `load` gives a CheckedModule, which runs the recurrence beside every call.
     """
 
     cache_dir: Path | None = None
     generated_dir: Path | None = None
+    checked: bool = False
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """BOLEGEN_CACHE_DIR ("off" for none) and BOLEGEN_GENERATED_DIR; empty counts as unset.
+        """BOLEGEN_CACHE_DIR ("off" for none), BOLEGEN_GENERATED_DIR and BOLEGEN_CHECKED (1 or 0).
 
-        Without the first, $XDG_CACHE_HOME/bolegen, then ~/.cache/bolegen. RuntimeWarning where
-        there is no home folder either: the cache is then in memory alone.
+        Empty counts as unset; any other BOLEGEN_CHECKED is a ValueError. Without a cache folder,
+        $XDG_CACHE_HOME/bolegen, then ~/.cache/bolegen. RuntimeWarning where there is no home
+        folder either: the cache is then in memory alone.
         """
         environ = os.environ if environ is None else environ
         generated = environ.get(GENERATED_DIR)
         return cls(
             cache_dir=_cache_dir(environ),
             generated_dir=_absolute(generated) if generated else None,
+            checked=_flag(environ, CHECKED),
         )
+
+
+def _flag(environ: Mapping[str, str], name: str) -> bool:
+    given = environ.get(name, "")
+    if given not in ("", "0", "1"):
+        raise ValueError(f"{name}: expected 1 or 0, got {given!r}")
+    return given == "1"
 
 
 def _cache_dir(environ: Mapping[str, str]) -> Path | None:

@@ -32,6 +32,17 @@ def test_there_are_no_generated_modules_unless_a_folder_is_named() -> None:
     assert given.generated_dir == Path("/a/generated")
 
 
+@pytest.mark.parametrize(("said", "checked"), [("1", True), ("0", False), ("", False)])
+def test_checked_mode_is_asked_for(said: str, checked: bool) -> None:
+    assert Settings.from_env({"BOLEGEN_CHECKED": said} | HOME).checked is checked
+    assert not Settings.from_env(HOME).checked
+
+
+def test_checked_mode_is_not_guessed() -> None:
+    with pytest.raises(ValueError, match="BOLEGEN_CHECKED: expected 1 or 0, got 'yes'"):
+        Settings.from_env({"BOLEGEN_CHECKED": "yes"} | HOME)
+
+
 def test_a_relative_folder_means_the_one_that_it_names_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,195 @@
+"""One round in one file: what verify and commit were given and gave, to be run again elsewhere.
+
+A file is read by torch's weights-only loader: tensors, numbers and strings, nothing that runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import triton
+
+from bolegen_runtime.lifetimes import LayerWeights
+from bolegen_runtime.record import LoadError
+
+__all__ = ["RoundDump", "capture_round", "describe_device", "load_round", "save_round"]
+
+FORMAT = 1
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class RoundDump:
+    """A round of L layers and B requests, on the host.
+
+    record: the module's MODULE, dtypes by name. made_on: device and versions. x [L, B, n, C], a
+    and b [L, B, n, Hv], out [L, B, n, Hv, d_v]; conv_weight [L, C, W], conv_bias [L, C] or None,
+    A_log and dt_bias [L, Hv]. state [L, S, Hv, d_v, d_k] and conv_state [L, S, C, W-1]: the S
+    slots that the round uses; slots [B] are places in them, engine_slots [S] what the engine
+    calls them. parents and live [B, n] or None. After a commit: last_node [B], new_state and
+    new_conv_state as state and conv_state; before, None.
+    """
+
+    record: dict[str, Any]
+    made_on: str
+    x: Tensor
+    a: Tensor
+    b: Tensor
+    conv_weight: Tensor
+    conv_bias: Tensor | None
+    A_log: Tensor
+    dt_bias: Tensor
+    state: Tensor
+    conv_state: Tensor
+    slots: Tensor
+    engine_slots: Tensor
+    parents: Tensor | None
+    live: Tensor | None
+    out: Tensor
+    last_node: Tensor | None = None
+    new_state: Tensor | None = None
+    new_conv_state: Tensor | None = None
+
+    def to(self, device: torch.device) -> RoundDump:
+        """The same round on a device."""
+        tensors = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **tensors)  # type: ignore[arg-type]
+
+    def with_commit(self, last_node: Tensor, state: Tensor, conv_state: Tensor) -> RoundDump:
+        """The round with what commit left in the engine's pools; last_node [B] as it took it."""
+        return replace(
+            self,
+            last_node=last_node.cpu().clone(),
+            new_state=_pick(state, self.engine_slots),
+            new_conv_state=_pick(conv_state, self.engine_slots),
+        )
+
+
+def capture_round(
+    module: ModuleType,
+    weights: Sequence[LayerWeights],
+    state: Tensor,
+    conv_state: Tensor,
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    slots: Tensor,
+    out: Tensor,
+    *,
+    parents: Tensor | None = None,
+    live: Tensor | None = None,
+) -> RoundDump:
+    """Copy a round that was verified and not yet committed; waits for the device.
+
+    Arguments as of a GraphPool and its verify, a layer first: x [L, B, n, C], state
+    [L, slots, Hv, d_v, d_k]; of the pools only the slots of this round are copied.
+    """
+    here = slots.tolist()
+    used = sorted({slot for slot in here if slot >= 0})
+    place = {slot: i for i, slot in enumerate(used)}
+    engine_slots = torch.tensor(used, dtype=torch.int64)
+    biases = [w.conv_bias for w in weights if w.conv_bias is not None]
+    if len(biases) not in (0, len(weights)):
+        raise ValueError(f"weights: expected all or none with a conv_bias, got {len(biases)}")
+    return RoundDump(
+        record={name: _plain(value) for name, value in asdict(module.MODULE).items()},
+        made_on=describe_device(x.device),
+        x=_copy(x),
+        a=_copy(a),
+        b=_copy(b),
+        conv_weight=torch.stack([w.conv_weight for w in weights]).cpu(),
+        conv_bias=torch.stack(biases).cpu() if biases else None,
+        A_log=torch.stack([w.A_log for w in weights]).cpu(),
+        dt_bias=torch.stack([w.dt_bias for w in weights]).cpu(),
+        state=_pick(state, engine_slots),
+        conv_state=_pick(conv_state, engine_slots),
+        slots=torch.tensor([place.get(slot, -1) for slot in here]),
+        engine_slots=engine_slots,
+        parents=None if parents is None else _copy(parents),
+        live=None if live is None else _copy(live),
+        out=_copy(out),
+    )
+
+
+def save_round(dump: RoundDump, path: Path) -> None:
+    """Write the file, whole or not at all; an older one is replaced."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    content = {field.name: getattr(dump, field.name) for field in fields(dump)}
+    try:
+        torch.save({"format": FORMAT, **content}, partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load_round(path: Path) -> RoundDump:
+    """Read a file of save_round; nothing in it is run. Raises LoadError for any other."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # whatever a damaged archive makes of the loader
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise LoadError(f"{path} is not a round that save_round wrote: {said}") from error
+    if not isinstance(content, dict) or repr(content.pop("format", None)) != repr(FORMAT):
+        raise LoadError(f"{path} is not a round of format {FORMAT}, which this version reads")
+    wanted = {field.name: str(field.type) for field in fields(RoundDump)}
+    if set(content) != set(wanted):
+        odd = ", ".join(sorted(map(str, set(content) ^ set(wanted))))
+        raise LoadError(f"{path} is not a round that save_round wrote: look at {odd}")
+    for name, value in content.items():
+        kind = {"record": dict, "made_on": str}.get(name, Tensor)
+        if not isinstance(value, kind) and ("None" not in wanted[name] or value is not None):
+            raise LoadError(
+                f"{path}: {name}: expected {kind.__name__}, got {type(value).__name__}"
+            )
+    dump = RoundDump(**content)
+    _check_shapes(dump, path)
+    return dump
+
+
+def _check_shapes(dump: RoundDump, path: Path) -> None:
+    """What must hold before the module looks at the rest."""
+    if dump.x.dim() != 4:
+        raise LoadError(f"{path}: x: expected [L, B, n, C], got {tuple(dump.x.shape)}")
+    layers, rows, nodes = dump.x.shape[:3]
+    for name, shape in {
+        "a": (layers, rows, nodes), "b": (layers, rows, nodes), "out": (layers, rows, nodes),
+        "conv_weight": (layers,), "conv_bias": (layers,), "A_log": (layers,),
+        "dt_bias": (layers,), "state": (layers, len(dump.engine_slots)), "slots": (rows,),
+        "conv_state": (layers, len(dump.engine_slots)), "parents": (rows, nodes),
+        "live": (rows, nodes), "last_node": (rows,), "new_state": dump.state.shape,
+        "new_conv_state": dump.conv_state.shape,
+    }.items():  # fmt: skip
+        value = getattr(dump, name)
+        if value is not None and tuple(value.shape[: len(shape)]) != tuple(shape):
+            raise LoadError(
+                f"{path}: {name}: expected {tuple(shape)} first, got {tuple(value.shape)}"
+            )
+
+
+def describe_device(device: torch.device) -> str:
+    """What equal bits can be expected of: the device, torch and Triton."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return f"{name}, torch {torch.__version__}, Triton {triton.__version__}"
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _pick(pool: Tensor, slots: Tensor) -> Tensor:
+    return pool[:, slots.to(pool.device)].cpu()
+
+
+def _plain(value: object) -> object:
+    """A field of MODULE as a number, a string, None or a list of them."""
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    return list(value) if isinstance(value, tuple) else value
