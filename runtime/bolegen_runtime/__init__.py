@@ -4,6 +4,7 @@ Needs torch and triton alone; the compiler is loaded only when a module must be 
 """
 
 from bolegen_runtime.budget import (
+    Clock,
     Comparison,
     CudaClock,
     Environment,
@@ -39,6 +40,7 @@ __all__ = [
     "CacheEntry",
     "CacheError",
     "CacheWarning",
+    "Clock",
     "Comparison",
     "CudaClock",
     "Environment",

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bolegen_runtime import cumulate, expect_tokens, plan_nodes
+from support.rounds import build, make_round
 from support.strategies import trees
 
 NAN, INF = math.nan, math.inf
@@ -279,6 +280,19 @@ def test_garbage_links_are_dead_and_read_by_nobody(links: list[int]) -> None:
         valid = 0 <= links[node] < node
         assert live[node] == (valid and live[links[node]])
     assert live[0]
+
+
+def test_verify_takes_a_plan_as_it_is() -> None:
+    m = build("any:6", depth=5)
+    trees = [[-1, 0, 0, 1, 1, 3], [-1, 0, 1, 2, 3, 4], [-1, 0, 0, 0, 2, 2]]
+    r = make_round(m, batch=3, slots=4, trees=trees)
+    r.slots[1] = -1
+    assert r.parents is not None
+    log_probs = torch.rand(3, 6, generator=torch.Generator().manual_seed(1)).log()
+    r.live = plan_nodes(cumulate(log_probs, r.parents), r.parents, 7, slots=r.slots)
+    out = r.verify(m, m.allocate(3, 1, "cpu"), 0)  # raises where live is not closed
+    assert torch.equal(out.float().flatten(2).abs().sum(-1) > 0, r.live)
+    assert int(r.live.sum()) == 7
 
 
 def test_links_of_zeros_hang_below_the_root() -> None:
