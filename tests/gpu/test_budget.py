@@ -125,7 +125,7 @@ def test_a_graph_plans_new_contents_and_allocates_nothing(rows: int, nodes: int)
     wanted = [plan(r) for r in contents]
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    planned = []
+    planned: list[list[torch.Tensor]] = []
     for r in contents:
         for name, tensor in at.items():
             tensor.copy_(r[name])

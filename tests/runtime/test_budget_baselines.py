@@ -89,3 +89,11 @@ def test_without_requirements_it_is_our_own_rule() -> None:
 def test_a_wrong_requirement_is_named() -> None:
     with pytest.raises(ValueError, match=r"required: expected floating \(4,\)"):
         plan_per_request(draw_scores(1, 4), PARENTS, 9, torch.zeros(3))
+    with pytest.raises(ValueError, match="scores: expected floating"):
+        plan_per_request(torch.zeros(4), PARENTS, 9, torch.zeros(4))
+
+
+def test_no_request_is_no_plan() -> None:
+    none = torch.zeros(0, NODES)
+    assert plan_fixed_width(none, PARENTS, 3).shape == (0, NODES)
+    assert plan_per_request(none, PARENTS, 9, torch.zeros(0)).shape == (0, NODES)

@@ -262,6 +262,9 @@ def test_weights_say_whose_tokens_are_worth_more() -> None:
         ([INF, 1.0], [[0, 1], [0]]),
     ):
         assert plan(scores, (-1, 0, 0), 3, weight=torch.tensor(weight)) == want
+    # whatever it is worth, a request's own nodes keep their order
+    priceless = torch.tensor([INF])
+    assert plan([[0, -2.0, -1.0]], (-1, 0, 0), 2, weight=priceless) == [[0, 2]]
     # a worthless request still has its minimum, its likeliest node
     lean = torch.tensor([0.0])
     assert plan([[0, -2.0, -1.0]], (-1, 0, 0), 3, weight=lean, minimum=2) == [[0, 2]]

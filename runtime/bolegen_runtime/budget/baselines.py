@@ -44,13 +44,19 @@ def plan_per_request(
     limit), while the total lasts. The rest of the total goes to the likeliest nodes of all.
     Equal requirements are served in order of rows. Other arguments and errors as of plan_nodes.
     """
+    closed = close_scores(scores, parents)
     rows, nodes = scores.shape
-    if required.shape != (rows,) or not required.is_floating_point():
+    if (
+        required.shape != (rows,)
+        or not required.is_floating_point()
+        or required.device != scores.device
+    ):
         raise ValueError(
-            f"required: expected floating ({rows},), got {required.dtype} {tuple(required.shape)}"
+            f"required: expected floating ({rows},) on {scores.device}, "
+            f"got {required.dtype} {tuple(required.shape)} on {required.device}"
         )
     every = plan_nodes(scores, parents, scores.numel(), slots=slots, remaining=remaining)
-    chances = (close_scores(scores, parents).exp() * every).sort(1, descending=True)[0]
+    chances = (closed.exp() * every).sort(1, descending=True)[0]
     # nodes whose predecessors do not suffice yet
     needed = (chances.cumsum(1) - chances < required[:, None]) & (chances > 0)
     wanted = needed.sum(1).clamp(max=nodes if limit is None else limit)
