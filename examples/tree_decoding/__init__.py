@@ -9,5 +9,6 @@ Run it with ``python -m examples.tree_decoding``; the modules, in reading order:
     drafts.py   draft trees from the MTP head or from an n-gram table
     decode.py   the rounds, and plain decoding to compare with
     record.py   rounds as JSON lines
+    positions.py a tree after every token of a text, for ../../benchmarks/budget.py
     sequence.py whole sequences, differentiable: for ../train_model.py only
 """

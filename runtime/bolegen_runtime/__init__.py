@@ -1,8 +1,27 @@
-"""What a server imports: generated modules by template and shapes, and CUDA graphs of them.
+"""What a server imports: generated modules by template and shapes, CUDA graphs, node budgets.
 
 Needs torch and triton alone; the compiler is loaded only when a module must be compiled.
 """
 
+from bolegen_runtime.budget import (
+    Clock,
+    Comparison,
+    CudaClock,
+    Environment,
+    Pass,
+    Profile,
+    ProfileEntry,
+    ProfileError,
+    close_scores,
+    compare_with_decode,
+    cumulate,
+    expect_tokens,
+    load_profile,
+    plan_fixed_width,
+    plan_nodes,
+    plan_per_request,
+    profile_target,
+)
 from bolegen_runtime.buffers import RoundBuffers
 from bolegen_runtime.cache import (
     CacheEntry,
@@ -38,6 +57,10 @@ __all__ = [
     "CanonicalState",
     "CheckedError",
     "CheckedModule",
+    "Clock",
+    "Comparison",
+    "CudaClock",
+    "Environment",
     "GraphError",
     "GraphPool",
     "KernelCache",
@@ -45,6 +68,10 @@ __all__ = [
     "LifetimeError",
     "LoadError",
     "Metrics",
+    "Pass",
+    "Profile",
+    "ProfileEntry",
+    "ProfileError",
     "Request",
     "Round",
     "RoundBuffers",
@@ -56,10 +83,19 @@ __all__ = [
     "VerifyGraph",
     "capture_round",
     "clear_entries",
+    "close_scores",
+    "compare_with_decode",
+    "cumulate",
+    "expect_tokens",
     "expose_metrics",
     "list_entries",
     "load",
+    "load_profile",
     "load_round",
+    "plan_fixed_width",
+    "plan_nodes",
+    "plan_per_request",
+    "profile_target",
     "save_round",
     "split_factors",
     "trace_links",

@@ -17,6 +17,7 @@ from examples.train_model import CONFIG
 from examples.tree_decoding.decode import accept, decode_plainly, decode_trees, find_differences
 from examples.tree_decoding.drafts import Draft, MtpDrafter, NgramDrafter
 from examples.tree_decoding.model import Model, build
+from examples.tree_decoding.positions import record_positions
 from examples.tree_decoding.record import Round, read_rounds, write_rounds
 from examples.tree_decoding.run import compile_tree
 from examples.tree_decoding.sequence import initialise
@@ -192,3 +193,20 @@ def test_a_recording_comes_back(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("{}\n")
     with pytest.raises(ValueError, match="no recording"):
         read_rounds(tmp_path / "other")
+
+
+def test_positions_hold_the_trees_and_paths_of_tree_decoding(model: Model, module: Any) -> None:
+    target = TreeTarget(model, module, capacity=64)
+    drafter = MtpDrafter(model, target.tree, capacity=64)
+    text, walked = decode_trees(target, drafter, PROMPT, 8)
+    every = record_positions(model, target.tree, PROMPT, 8)
+    assert [item.tokens[0] for item in every] == text
+    at = 0
+    for item in walked:
+        if at >= len(every):
+            break
+        there = every[at]
+        assert (there.tokens, there.path, there.next) == (item.tokens, item.path, item.next)
+        assert there.probabilities == pytest.approx(item.probabilities, rel=1e-3)
+        at += item.accepted
+    assert at >= 7  # all of the text but its first token comes from rounds

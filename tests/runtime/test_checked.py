@@ -140,7 +140,8 @@ def write_the_pool(out: torch.Tensor, state: torch.Tensor, *_: Any) -> None:
 
 
 def shift_rows(out: torch.Tensor, state: Any, windows: Any, factors: Any) -> None:
-    factors.qkv[1, 2] = factors.qkv[1, 1]
+    rows = factors.convolved_rows(1)
+    rows[1, 2] = rows[1, 1]
 
 
 VERIFY: dict[str, tuple[Fault, str]] = {

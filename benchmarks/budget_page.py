@@ -1,0 +1,88 @@
+"""The tables of docs/budget.md and docs/plots/budget.svg, from docs/budget.jsonl and profiles."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["fill", "render", "table"]
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/budget.md"
+
+Line = dict[str, Any]
+
+
+def render(lines_file: Path, *, page: Path = PAGE, plots: bool = True) -> None:
+    """Write the simulation's table, and the plot."""
+    lines = [json.loads(line) for line in lines_file.read_text("utf-8").splitlines()]
+    page.write_text(fill(page.read_text("utf-8"), "simulation", _simulation(lines)), "utf-8")
+    if plots:
+        _draw(lines, page.parent / "plots/budget.svg")
+
+
+def fill(text: str, name: str, body: str) -> str:
+    """The page with what stands between the markers of ``name`` replaced."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    if not rest or end not in rest:
+        raise ValueError(f"page: expected the lines {begin} and {end}")
+    return f"{before}{begin}\n\n{body}\n{end}{after}"
+
+
+def table(head: list[str], rows: Iterable[list[str]]) -> str:
+    """A table in Markdown."""
+    cells = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
+def _simulation(lines: list[Line]) -> str:
+    """A table a batch size."""
+    policies = list(dict.fromkeys(line["policy"] for line in lines))
+    cases = {(line["batch"], line["width"], line["policy"]): line for line in lines}
+    parts = [
+        f"Recording: {lines[0]['recording']}. Tokens a node, and tokens a round of the slowest "
+        f"tenth of the requests; means over {lines[0]['orders']} orders of the requests.\n"
+    ]
+    for batch in dict.fromkeys(line["batch"] for line in lines):
+        rows = []
+        for width in dict.fromkeys(line["width"] for line in lines):
+            found = [cases[batch, width, policy] for policy in policies]
+            cells = [f"{n['per_node'][0]:.3f}, {n['slowest_tenth'][0]:.2f}" for n in found]
+            ours, fixed = found[:2]
+            spread = f"{ours['per_node'][1]:.3f} to {ours['per_node'][2]:.3f}"
+            gain = f"{100 * (ours['per_node'][0] / fixed['per_node'][0] - 1):+.0f} %"
+            calibration = f"{ours['expected_over_accepted'][0]:.2f}"
+            rows.append([str(width), *cells, spread, gain, calibration])
+        head = ["nodes a request", *policies, f"spread, {policies[0]}", f"over {policies[1]}"]
+        parts.append(f"### {batch} requests at a time\n")
+        parts.append(table([*head, "expected / accepted"], rows))
+    return "\n".join(parts)
+
+
+def _draw(lines: list[Line], file: Path) -> None:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    style: Any = {"svg.hashsalt": "bolegen", "svg.fonttype": "none", "font.size": 9}
+    with mpl.rc_context(style):
+        batches = list(dict.fromkeys(line["batch"] for line in lines))
+        figure = Figure(figsize=(3.2 * len(batches), 3.2))
+        for at, batch in enumerate(batches, 1):
+            axes = figure.add_subplot(1, len(batches), at)
+            for policy in dict.fromkeys(line["policy"] for line in lines):
+                chosen = [n for n in lines if (n["batch"], n["policy"]) == (batch, policy)]
+                widths = [line["width"] for line in chosen]
+                axes.plot(widths, [line["per_node"][0] for line in chosen], marker="o",
+                          markersize=3, label=policy)  # fmt: skip
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(widths, [str(width) for width in widths])
+            axes.set_title(f"{batch} requests")
+            axes.set_xlabel("nodes a request")
+            axes.set_ylabel("tokens a node")
+            axes.grid(visible=True, linewidth=0.3)
+            axes.legend(fontsize=7)
+        figure.tight_layout()
+        metadata: dict[str, Any] = {"Date": None}
+        figure.savefig(file, bbox_inches="tight", metadata=metadata)
