@@ -63,9 +63,10 @@ class MemoryPlan:
         spec, nodes = self.plan.spec, self.plan.tree.nodes
         rows = spec.channels + 2 * spec.value_heads + spec.value_heads * spec.d_v
         parents = 0 if self.plan.tree.is_static else 4
-        # x, a, b and out a layer; live and parents a node; slots and last_node a request
-        node = self.layers * rows * spec.dtype.bytes + 1 + parents
-        return self._each(nodes * node + 2 * 8)
+        # x, a, b and out a layer; live, counted and parents a node; slots and last_node a request
+        node = self.layers * rows * spec.dtype.bytes + 2 + parents
+        request, order = nodes * node + 2 * 8, nodes * 8
+        return Share(request, order, self.batch * request + order)
 
     @property
     def snapshots(self) -> Share:
