@@ -2,7 +2,6 @@
 # mypy: disable-error-code="no-untyped-call"
 
 import random
-import statistics
 from collections import Counter
 from dataclasses import dataclass
 from types import ModuleType
@@ -117,18 +116,17 @@ def play_replays(
     pool.capture()
     player = _Player(m, owner, pool)
     launches = player.count_launches(numbers)
-    worst, times_ms, compared = Worst(), [], 0
+    worst, compared = Worst(), 0
     for number in range(rounds):
         draw = Draw.make(m, numbers, numbers.randint(1, batches[-1]), slots)
         is_compared = number % every == every - 1
-        times_ms.append(player.play(draw, compare=is_compared))
+        player.play(draw, compare=is_compared)
         if is_compared:
             compared += 1
             if compared <= judged:
                 worst |= player.judge(draw, layer=numbers.randrange(layers))
     assert player.noise == Noise(), f"a replay is not quiet: {player.noise}"
     worst.assert_within()
-    quartiles = statistics.quantiles(times_ms, n=4)
     return {
         "module": m.MODULE.name,
         "layers": layers,
@@ -140,7 +138,6 @@ def play_replays(
         "rows": player.counts,
         "allocations": player.noise.allocations,
         "compilations": player.noise.compilations,
-        "ms of a round, quartiles": [round(q, 3) for q in quartiles],
         "launches of a round": launches,
     }
 
@@ -157,8 +154,8 @@ class _Player:
         self.before: tuple[torch.Tensor, torch.Tensor] | None = None
         self.out: torch.Tensor | None = None
 
-    def play(self, draw: Draw, *, compare: bool) -> float:
-        """One round; its milliseconds, copies and commit included."""
+    def play(self, draw: Draw, *, compare: bool) -> None:
+        """One round, and with ``compare`` the same one eagerly."""
         rows, n = len(draw.trees), len(draw.trees[0])
         live = torch.tensor(draw.live, device="cuda")
         x, a, b = self._rows(live)
@@ -169,15 +166,12 @@ class _Player:
         last = torch.tensor(draw.last, device="cuda")
         if compare:
             self.before = self.owner.state.clone(), self.owner.conv_state.clone()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
         with listen(self.noise):
             out = self.pool.verify(x, a, b, draw.slots, **draw.options)
         if compare:
             self.out = out.clone()
         with listen(self.noise):
             self.pool.commit(last)
-        end.record()
         if compare:
             self._compare(draw, (x, a, b), live, last)
         self.counts["padded"] += int((draw.slots < 0).sum())
@@ -185,7 +179,6 @@ class _Player:
         self.counts["nodes"] += rows * n
         self.counts["dead nodes"] += rows * n - sum(map(sum, draw.live))
         torch.cuda.synchronize()
-        return float(begin.elapsed_time(end))
 
     def _rows(self, live: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Fresh x, a, b, with NaN in dead nodes and padded rows; views of wider tensors."""

@@ -57,7 +57,6 @@ def _page(record: dict[str, Any]) -> str:
     device, replays, rejects = record["device"], record["replays"], record["rejects"]
     launches = replays["launches of a round"]
     rows = replays["rows"]
-    low, middle, high = replays["ms of a round, quartiles"]
 
     def errors(of: dict[str, Any]) -> str:
         found = of["worst error over its limit"]
@@ -75,7 +74,6 @@ def _page(record: dict[str, Any]) -> str:
         f"{replays['compilations']}, 0",
         "launches of a round": f"{sum(launches.values())}: "
         + ", ".join(f"{name} {count}" for name, count in sorted(launches.items())),
-        "ms of a round, copies and commit included": f"{middle} ({low} to {high}, quartiles)",
         "rounds with random rejects": f"{rejects['rounds']:,} of `{rejects['module']}`, "
         f"{rejects['tokens accepted']:,} tokens accepted",
         "errors over their limits, serial recurrence": errors(rejects),

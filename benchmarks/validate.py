@@ -55,7 +55,7 @@ def _run_tests() -> list[dict[str, str]]:
         command += ["-o", "junit_logging=system-out", "-o", "junit_family=xunit1"]
         if importlib.util.find_spec("xdist"):
             # most of the time goes to compiling, on the processor
-            command += ["-n", "8"]
+            command += ["-n", "14"]
         subprocess.run([*command, f"--junitxml={report}"], cwd=ROOT, check=False)
         cases = list(ET.parse(report).getroot().iter("testcase"))
     return [_case(case) for case in cases]

@@ -23,7 +23,6 @@ RECORD: dict[str, Any] = {
         "rows": {"all": 4500, "padded": 600, "nodes": 150000, "dead nodes": 31000},
         "allocations": 0,
         "compilations": 0,
-        "ms of a round, quartiles": [1.0, 1.5, 2.0],
         "launches of a round": {"solve": 24, "commit": 1},
     },
     "rejects": {
@@ -47,7 +46,6 @@ def test_the_page_holds_every_figure() -> None:
         "o 0.900, state 0.250",
         "| allocations, compilations, waits | 0, 0, 0 |",
         "25: commit 1, solve 24",
-        "1.5 (1.0 to 2.0, quartiles)",
         "10,000 of `gdn_any16_d6`, 123,456 tokens accepted",
         "| errors over their limits, serial recurrence | state 0.500 |",
     ):
