@@ -31,9 +31,10 @@ Limits of shared memory: {limits}.
 {spills}
 """
 
-_WHY = """A solve of bf16 operands is capped at 128 or 168 registers, so that four or three
-programs share a multiprocessor (`Tiling.maxnreg`); the few values that do not fit under the cap
-are the price of that.
+_WHY = """On NVIDIA a solve of bf16 operands is capped at 128 or 168 registers, and commit at
+168, so that four or three programs share a multiprocessor (`Tiling.maxnreg`,
+`maxnreg_commit`); the few values that do not fit under a cap are the price of that. `merged` is
+the solve of one request, which does factor's work as well, and has no cap.
 What spills:
 
 """

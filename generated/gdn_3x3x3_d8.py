@@ -5,10 +5,10 @@ parents   (-1, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7,
 depth     8 supported; 3 products with G needed, 5 vanish
 proof     by support: G^4 = 0, G^3 != 0; see `bolegen prove`
 layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
-numerics  contract fp32; state in two bf16 terms; solve and readout tf32x3
+numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    c612da41891470eb
+digest    6b17d1778705c104
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -108,7 +108,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="c612da41891470eb",
+    digest="6b17d1778705c104",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -119,7 +119,7 @@ CAP = {"maxnreg": 128} if torch.version.hip is None else {}
 COMMIT_CAP = {"maxnreg": 168} if torch.version.hip is None else {}
 
 T = tl.constexpr(40)  # nodes
-DEPTH = tl.constexpr(3)  # edges from the deepest node to the root
+DEPTH = tl.constexpr(3)  # most edges from a node to the root
 HK = tl.constexpr(16)
 HV = tl.constexpr(32)
 DK = tl.constexpr(128)
@@ -325,24 +325,6 @@ def _given(p_x, stride_x, p_live, nodes, i_n, o_d, m_d, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _convolve(p_rows, parents, o_n, m, o_d, b_bias, b_w0, b_w1, b_w2, b_w3):
-    """Tree convolution of one head at nodes o_n -> [N, D]: a node and its W - 1 ancestors."""
-    o_1 = _above(parents, o_n)
-    o_2 = _above(parents, o_1)
-    o_3 = _above(parents, o_2)
-    b_x3 = tl.load(p_rows + o_3[:, None] * C + o_d[None, :], mask=m, other=0.0)
-    b_x2 = tl.load(p_rows + o_2[:, None] * C + o_d[None, :], mask=m, other=0.0)
-    b_x1 = tl.load(p_rows + o_1[:, None] * C + o_d[None, :], mask=m, other=0.0)
-    b_x = tl.load(p_rows + o_n[:, None] * C + o_d[None, :], mask=m, other=0.0)
-    b_y = tl.zeros([o_n.shape[0], o_d.shape[0]], tl.float32) + b_bias[None, :]
-    b_y = tl.fma(b_x3.to(tl.float32), b_w0[None, :], b_y)
-    b_y = tl.fma(b_x2.to(tl.float32), b_w1[None, :], b_y)
-    b_y = tl.fma(b_x1.to(tl.float32), b_w2[None, :], b_y)
-    b_y = tl.fma(b_x.to(tl.float32), b_w3[None, :], b_y)
-    return tl.where(m, _silu(b_y), 0.0).to(tl.bfloat16)
-
-
-@triton.jit
 def _widen(b_x):
     """Two bf16 in a word -> both in float32; an instruction each, where a conversion takes two."""
     return (b_x << 16).to(tl.float32, bitcast=True), (b_x & -0x10000).to(tl.float32, bitcast=True)
@@ -363,7 +345,9 @@ def _pairs_of(b_x):
 
 @triton.jit
 def _convolve_pairs(p_rows, parents, o_n, m, o_w, taps, MASKED: tl.constexpr):
-    """_convolve of channels 2 o_w and of 2 o_w + 1, before the rounding: two [N, D / 2]."""
+    """Tree convolution of one head's channels 2 o_w and 2 o_w + 1 at nodes o_n: a node and its
+    W - 1 ancestors, then SiLU, before the rounding: two [N, D / 2].
+    """
     p_w = p_rows.to(tl.pointer_type(tl.int32)) + o_w[None, :]
     o_1 = _above(parents, o_n)
     o_2 = _above(parents, o_1)
@@ -755,13 +739,6 @@ def _pair(b_kk, b_qk, p_rq, p_rk, p_dec, p_scale, ancestors, o_n, m_n, o_m, m_m,
     m_leaf = (o_p >= COLUMNS) & (o_p < ROWS)
     b_c += tl.load(p_scale + 3 * ROWS + o_p, mask=m_leaf, other=0.0)[:, None] * b_g
     return b_g, b_c
-
-
-@triton.jit
-def _halves(b_x):
-    """The first and the second half of the columns."""
-    b_x = tl.reshape(b_x, [b_x.shape[0], 2, b_x.shape[1] // 2])
-    return tl.split(tl.permute(b_x, [0, 2, 1]))
 
 
 @triton.jit
@@ -1231,8 +1208,8 @@ def commit_gdn_3x3x3_d8(
     m_d = o_d < DK
     m_s = m_d[:, None, :] & m_v[None, :, None]
     p_s = state + i_l * stride_sl + i_h * (DV * DK) + o_v[None, :, None] * DK + o_d[:, None, :]
-    # a warp is to reach over rows, not over pieces of d_k: two strides that compilers rank alike.
-    # Vectors lie along the last axis only, so that what is said of the rows moves no address
+    # the 2 is not true of the addresses: it only ranks the rows above the pieces of d_k, so that a
+    # warp spreads over rows; loads are vectors along the last axis alone
     p_to = tl.max_contiguous(p_s + slot * stride_ss, [1, 2, 32])
     b_s = tl.load(p_to, mask=m_s, other=0.0).to(tl.float32)
     b_up, n = _path(parents, last)
@@ -1286,7 +1263,7 @@ class Factors:
 
     One layer's scratch: qkv [B, W-1+T, C] after the convolution, vectors [B, 2, Hk, T] float32
     (scale/|q|, 1/|k|), decays [B, 3, Hv, T] float32 (log P in two floats, write gate),
-    products [B, Hv, COLUMNS, COLUMNS] float32 (-G, then its blocks' inverses),
+    products [B, Hv, COLUMNS, COLUMNS] float32 (-G),
     readout [B, Hv, 2, ROWS, COLUMNS] (Y in two bf16 terms),
     scales [B, Hv, 4, ROWS] float32.
 

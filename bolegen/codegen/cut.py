@@ -27,6 +27,7 @@ def cut_tiles(plan: TreePlan) -> dict[str, Any]:
         "row_tiles": row_tiles,
         "tiles": tiles,
         "alone": len(row_tiles) == 1 and len(columns) == 1 and not plan.tiling.rolled,
+        "halves": len(columns) > 1 and not plan.tiling.rolled,
         "leaves": plan.rows > plan.column_count,
         "inverted": any(block.inverted for block in plan.columns),
         "side": side,

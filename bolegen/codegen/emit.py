@@ -165,7 +165,10 @@ def _proof(plan: TreePlan) -> str:
 def _numerics(plan: TreePlan) -> str:
     spec, terms = plan.spec, plan.precision.state_terms
     how = {0: f"whole, {plan.precision.dot}", 1: "exact in bf16", 2: "in two bf16 terms"}[terms]
-    return f"contract {spec.contract}; state {how}; solve and readout {plan.precision.dot}"
+    y = f"Y in {plan.precision.fold or plan.precision.dot}"
+    if plan.precision.readout_terms:
+        y += " and two bf16 terms, as R"
+    return f"contract {spec.contract}; state {how}; {y}"
 
 
 def _solver(plan: TreePlan) -> str:
