@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bolegen.errors import OutputError
+from bolegen.errors import OutputError, SpecError
 
 __all__ = ["clear_cache", "describe_cache"]
 
@@ -36,7 +36,15 @@ def clear_cache(folder: Path | None) -> str:
 def _find_folder(folder: Path | None) -> Path:
     from bolegen_runtime import Settings
 
-    folder = folder or Settings.from_env().cache_dir
-    if folder is None:
-        raise OutputError("there is no cache: BOLEGEN_CACHE_DIR is off; name one with --dir")
-    return folder
+    if folder is not None:
+        return folder
+    try:
+        found = Settings.from_env().cache_dir
+    except ValueError as error:
+        raise SpecError(str(error)) from error
+    if found is None:
+        raise OutputError(
+            "there is no cache here: BOLEGEN_CACHE_DIR is off, or there is no home "
+            "folder; name one with --dir"
+        )
+    return found

@@ -8,7 +8,7 @@ layer     heads 30:30, dims 96:192, convolution 4, activations bf16, state bf16
 numerics  contract fp32; state exact in bf16; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 23280 bytes a node (a state snapshot: 2280960)
 solver    horner; blocks of 16; 16 columns of G
-digest    80b0194c856b5c6a
+digest    1f3abd8635f2fb29
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -67,7 +67,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="80b0194c856b5c6a",
+    digest="1f3abd8635f2fb29",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -1414,8 +1414,8 @@ def commit(
     state [L, slots, Hv, dv, dk]; conv_state [L, slots, C, W-1], or None after verify_qkv.
     last_node [B] int32 or int64: the last accepted node; -1, a dead node, one out of range and a
     padded row commit nothing.  track_slots, track_node [B]: first write the state and window at
-    an ancestor of the accepted node (or itself) into another slot; -1 = none.  The topology is
-    the one that verify stored, `parents` is only checked.
+    an ancestor of the accepted node (or itself) into another slot, which no other row has; -1 =
+    none.  The topology is the one that verify stored, `parents` is only checked.
     Raises ValueError, before any launch, for a wrong shape, dtype, device or stride.
     """
     f = factors
@@ -1612,3 +1612,13 @@ def _check_commit(f, state, conv_state, slots, last_node, parents, track_slots, 
                 raise ValueError(
                     f"{name}: expected below {state.shape[1]}, got {int(tensor.max())}"
                 )
+        if track_slots is not None:
+            _expect_own_tracks(slots.tolist(), track_slots.tolist())
+
+
+def _expect_own_tracks(slots, tracks):
+    """No two rows write one slot; a row may track into its own."""
+    for row, slot in enumerate(tracks):
+        others = slots[:row] + slots[row + 1 :] + tracks[:row]
+        if slot >= 0 and slot in others:
+            raise ValueError(f"track_slots: slot {slot} of row {row} is another row's as well")

@@ -22,10 +22,12 @@ from bolegen_runtime.contract import (
     read_trees,
     refuse_unbounded,
 )
+from bolegen_runtime.lifetimes import sum_bits
 
 __all__ = ["CheckedError", "CheckedModule", "check_findings"]
 
 Tensor = torch.Tensor
+_Verified = tuple[LayerRound, list[list[int]]]  # a layer, and a number of each slot of each pool
 _POOLS = ("state", "conv_state")
 
 
@@ -47,7 +49,7 @@ class CheckedModule(ModuleType):
         super().__init__(module.__name__, module.__doc__)
         refuse_unbounded(module)
         self._module = module
-        self._rounds: dict[int, dict[int, tuple[LayerRound, list[int]]]] = {}
+        self._rounds: dict[int, dict[int, _Verified]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
@@ -95,7 +97,7 @@ class CheckedModule(ModuleType):
         rounds = self._rounds_of(at["factors"])
         if r.layer in rounds:  # a new round; the one before was never committed
             rounds.clear()
-        rounds[r.layer] = r, marks[0]
+        rounds[r.layer] = r, marks
         return out
 
     def _record(self, at: dict[str, Any]) -> LayerRound:
@@ -121,7 +123,7 @@ class CheckedModule(ModuleType):
             trees=read_trees(self._module, slots, nodes, at["parents"], at["live"]),
         )
 
-    def _rounds_of(self, factors: Any) -> dict[int, tuple[LayerRound, list[int]]]:
+    def _rounds_of(self, factors: Any) -> dict[int, _Verified]:
         """Layers verified since the last commit of these factors."""
         key = id(factors)
         if key not in self._rounds:
@@ -129,7 +131,7 @@ class CheckedModule(ModuleType):
             weakref.finalize(factors, self._rounds.pop, key, None)
         return self._rounds[key]
 
-    def _open_round(self, factors: Any, layers: int) -> list[tuple[LayerRound, list[int]]]:
+    def _open_round(self, factors: Any, layers: int) -> list[_Verified]:
         """The round that may be committed."""
         rounds = self._rounds_of(factors)
         missing = [layer for layer in range(layers) if layer not in rounds]
@@ -200,10 +202,8 @@ def _plan_writes(r: LayerRound, at: dict[str, Any]) -> dict[int, tuple[int, int]
 
 
 def _mark(pool: Tensor) -> list[int]:
-    """A sum of each slot's bits."""
-    kind = {2: torch.int16, 4: torch.int32}[pool.element_size()]
-    total: list[int] = pool.view(kind).flatten(1).sum(1, dtype=torch.int64).tolist()
-    return total
+    """A number of each slot's bits."""
+    return [sum_bits(held) for held in pool]
 
 
 def _expect_others(
@@ -220,16 +220,17 @@ def _expect_others(
 
 
 def _expect_verified(
-    rounds: list[tuple[LayerRound, list[int]]],
+    rounds: list[_Verified],
     writes: dict[int, tuple[int, int]],
     marks: list[list[list[int]]],
 ) -> None:
-    """The states that are about to be committed are those that were verified."""
-    for (r, verified), now in zip(rounds, marks, strict=True):
-        for row, _ in writes.values():
-            slot = r.slots[row]
-            if now[0][slot] != verified[slot]:
-                raise CheckedError(
-                    f"state: layer {r.layer}, request {row}: slot {slot} has changed between "
-                    "verify and commit"
-                )
+    """The states and windows that are about to be committed are those that were verified."""
+    for (r, verified), held in zip(rounds, marks, strict=True):
+        for name, was, now in zip(_POOLS, verified, held, strict=False):
+            for row, _ in writes.values():
+                slot = r.slots[row]
+                if now[slot] != was[slot]:
+                    raise CheckedError(
+                        f"{name}: layer {r.layer}, request {row}: slot {slot} has changed "
+                        "between verify and commit"
+                    )

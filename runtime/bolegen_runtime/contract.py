@@ -158,7 +158,10 @@ def _measure_rows(r: LayerRound, row: int, window: Tensor) -> Finding:
     tree, x = r.trees[row], r.x[row]
     want = convolve(tree, x, window, r.conv_weight, r.conv_bias)[tree.nodes]
     # cancelling sums carry the float32 error of their terms, not of their result
-    largest = (x[tree.nodes].abs().amax() * r.conv_weight.abs().amax()).double().clamp(min=1)
+    largest = torch.maximum(x[tree.nodes].abs().amax(), window.abs().amax())
+    largest = (largest * r.conv_weight.abs().amax()).double().clamp(min=1)
+    if r.conv_bias is not None:
+        largest = torch.maximum(largest, r.conv_bias.abs().amax().double())
     unit = want.abs() * torch.finfo(x.dtype).eps + 2e-6 * largest
     ratios = (r.rows[row, tree.nodes].double() - want).abs() / unit
     ratios = ratios.nan_to_num(nan=float("inf")).amax(1)

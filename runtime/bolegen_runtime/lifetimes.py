@@ -24,6 +24,7 @@ __all__ = [
     "Scratch",
     "SlotClaims",
     "split_factors",
+    "sum_bits",
 ]
 
 _UNTIL_ACCEPTANCE = ("rows", "kept", "gates", "keys", "u", "live", "parents")
@@ -63,12 +64,14 @@ class CanonicalState:
     def checksum(self, slot: int) -> int:
         """A number of the bits that all layers hold in one slot. Waits for the device."""
         pools = [self.state] if self.conv_state is None else [self.state, self.conv_state]
-        bits = {2: torch.int16, 4: torch.int32}
-        total = 0
-        for pool in pools:
-            held = pool[:, slot].view(bits[pool.element_size()])
-            total = 31 * total + int(held.sum(dtype=torch.int64))
-        return total
+        return sum((i + 1) * sum_bits(pool[:, slot]) for i, pool in enumerate(pools))
+
+
+def sum_bits(held: torch.Tensor) -> int:
+    """A number of a tensor's bits and of where they are. Waits for the device."""
+    bits = held.contiguous().view({2: torch.int16, 4: torch.int32}[held.element_size()]).flatten()
+    places = torch.arange(1, 2 * len(bits), 2, device=bits.device)
+    return int((bits * places).sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,10 +121,21 @@ class SlotClaims:
 
     # slot -> the round, and a checksum
     _held: dict[int, tuple[object, int]] = field(default_factory=dict)
+    # what was allocated for factors, by id -> the round that has it
+    _factors: dict[int, object] = field(default_factory=dict)
 
-    def take(self, owner: object, canonical: CanonicalState, slots: torch.Tensor) -> None:
-        """Claim a slot for each row. LifetimeError, and nothing claimed, where one is taken."""
+    def take(
+        self, owner: object, canonical: CanonicalState, slots: torch.Tensor, factors: object
+    ) -> None:
+        """Claim factors, and a slot for each row. LifetimeError, and nothing claimed, where one is
+        taken.
+        """
         used = _used(slots)
+        if id(factors) in self._factors:
+            raise LifetimeError(
+                "these factors hold another round that is not committed; commit or discard that "
+                "round first, or give each round factors of its own"
+            )
         for slot in used:
             if slot >= canonical.state.shape[1]:
                 raise LifetimeError(
@@ -135,6 +149,7 @@ class SlotClaims:
             if used.count(slot) > 1:
                 raise LifetimeError(f"slot {slot} is in two rows, which would both commit to it")
         self._held.update({slot: (owner, canonical.checksum(slot)) for slot in used})
+        self._factors[id(factors)] = owner
 
     def check_slots(self, owner: object, slots: torch.Tensor) -> None:
         """Raise LifetimeError unless these are the round's slots, in the order of its rows."""
@@ -160,9 +175,11 @@ class SlotClaims:
             )
 
     def release(self, owner: object) -> None:
-        """Give back all slots of a round."""
+        """Give back the factors and all slots of a round."""
         for slot in self._of(owner):
             del self._held[slot]
+        for key in [key for key, of in self._factors.items() if of is owner]:
+            del self._factors[key]
 
     def _of(self, owner: object) -> list[int]:
         return [slot for slot, (of, _) in self._held.items() if of is owner]

@@ -45,7 +45,7 @@ class Metrics:
 
     def __init__(self, module: ModuleType, device: torch.device | str) -> None:
         m = module.MODULE
-        self.labels = {"module": m.name}
+        self.labels = {"module": m.name, "device": str(torch.device(device))}
         self._device = torch.device(device)
         self._nodes, self._depth = m.nodes, m.depth
         self._counts = torch.zeros(LENGTHS + m.depth + 2, dtype=torch.int64, device=device)
@@ -71,7 +71,8 @@ class Metrics:
         """Count a round that was verified into ``factors``: one launch, nothing is waited for.
 
         slots and last_node [B] as commit takes them; ``nodes``: of each request, the module's by
-        default. Raises ValueError where the two differ in length or from the factors' batch.
+        default. Raises ValueError where the two differ in length or from the factors' batch, for
+        a dtype, device or stride, and for factors of another module.
         """
         rows = slots.shape[0]
         if last_node.shape != slots.shape or rows > factors.batch:
@@ -79,6 +80,7 @@ class Metrics:
                 f"slots, last_node: expected one for each of at most {factors.batch} rows, got "
                 f"{tuple(slots.shape)} and {tuple(last_node.shape)}"
             )
+        nodes = self._check(factors, slots, last_node, nodes)
         if rows == 0:
             return
         static = self._parents is not None
@@ -87,9 +89,29 @@ class Metrics:
             count_requests[(rows,)](
                 self._counts, slots, last_node, factors.live,
                 self._parents if static else factors.parents, 0 if static else self._nodes,
-                nodes or self._nodes, T=self._nodes, DEPTH=self._depth,
+                nodes, T=self._nodes, DEPTH=self._depth,
                 WIDTH=triton.next_power_of_2(self._nodes), num_warps=1,
             )  # fmt: skip
+
+    def _check(self, factors: Any, slots: Any, last_node: Any, nodes: int | None) -> int:
+        """The nodes of each request, once everything is what the kernel takes."""
+        where = self._counts.device
+        for name, tensor in (("slots", slots), ("last_node", last_node)):
+            fits = tensor.dtype in (torch.int32, torch.int64) and tensor.is_contiguous()
+            if not fits or tensor.device != where:
+                raise ValueError(
+                    f"{name}: expected contiguous integers on {where}, got {tensor.dtype} with "
+                    f"strides {tensor.stride()} on {tensor.device}"
+                )
+        if tuple(factors.live.shape[1:]) != (self._nodes,):
+            raise ValueError(
+                f"factors: expected those of {self.labels['module']}, of {self._nodes} nodes, "
+                f"got {tuple(factors.live.shape[1:])}"
+            )
+        nodes = self._nodes if nodes is None else nodes
+        if not 1 <= nodes <= self._nodes:
+            raise ValueError(f"nodes: expected 1 to {self._nodes}, got {nodes}")
+        return nodes
 
     def count_budget(self, nodes: int) -> None:
         """The node total that was chosen for a batch."""
@@ -98,6 +120,8 @@ class Metrics:
 
     def count_fallback(self, reason: str) -> None:
         """A round that ran without a tree; few different reasons, since each is a series."""
+        if not isinstance(reason, str):
+            raise ValueError(f"reason: expected words, got {reason!r}")
         with self._lock:
             self._fallbacks[reason] += 1
 
@@ -158,7 +182,13 @@ class Metrics:
 
 
 def expose_metrics(*metrics: Metrics) -> str:
-    """Prometheus' text format 0.0.4; each module's figures carry its name as a label."""
+    """Prometheus' text format 0.0.4; figures carry the names of module and device as labels.
+
+    Raises ValueError for two of one module and device, which could not be told apart.
+    """
+    told = [tuple(each.labels.items()) for each in metrics]
+    if len(set(told)) < len(told):
+        raise ValueError("metrics: expected one for each module and device; add theirs up first")
     return expose([(each.labels, each.families()) for each in metrics])
 
 

@@ -58,11 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--module", type=Path, metavar="PY", help="the generated module to run")
     parser.add_argument("--device", help="cuda where there is one, else cpu")
     options = parser.parse_args(arguments)
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     try:
+        device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dump = load_round(options.file)
         found = replay_round(dump, find_module(dump.record, options.module), device)
-    except (LoadError, ValueError, OSError) as error:
+    except (LoadError, ValueError, OSError, RuntimeError, AssertionError) as error:
         print(f"bolegen: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     here = describe_device(device)

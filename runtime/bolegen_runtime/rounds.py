@@ -49,6 +49,7 @@ class Round:
         self.factors, self.scratch = split_factors(factors)
         self._module, self._claims = module, claims
         self._waiting: set[int] | None = None  # layers to verify; None: no round
+        self._seen: tuple[str, int] | None = None  # which verify, and its rows; None: not known
 
     def begin(self, slots: torch.Tensor) -> None:
         """Start a round on slots [B] int32 or int64, negative = a padded row.
@@ -67,8 +68,9 @@ class Round:
                 "written over; call commit or discard first"
             )
         else:
-            self._claims.take(self, self.canonical, slots)
+            self._claims.take(self, self.canonical, slots, self.allocated)
         self._waiting = set(range(self.canonical.layers))
+        self._seen = None
 
     def verify(
         self,
@@ -85,14 +87,14 @@ class Round:
         Inside a graph capture nothing runs, so nothing counts as verified: see ``replay``.
         Raises LifetimeError out of turn, and what the module raises.
         """
-        self._check_turn(layer, x, slots)
+        self._check_turn("verify", layer, x, slots)
         known = self.canonical
         out: torch.Tensor = self._module.verify(
             x, a, b, weights.conv_weight, weights.A_log, weights.dt_bias, known.state[layer],
             None if known.conv_state is None else known.conv_state[layer], slots, self.allocated,
             layer=layer, conv_bias=weights.conv_bias, **options,
         )  # fmt: skip
-        self._note(layer, x)
+        self._note("verify", layer, x, slots)
         return out
 
     def verify_qkv(
@@ -109,12 +111,12 @@ class Round:
         **options: Any,
     ) -> torch.Tensor:
         """One layer, as the module's verify_qkv; otherwise as ``verify``."""
-        self._check_turn(layer, q, slots)
+        self._check_turn("verify_qkv", layer, q, slots)
         out: torch.Tensor = self._module.verify_qkv(
             q, k, v, a, b, A_log, dt_bias, self.canonical.state[layer], slots,
             self.allocated, layer=layer, **options,
         )  # fmt: skip
-        self._note(layer, q)
+        self._note("verify_qkv", layer, q, slots)
         return out
 
     def replay(self, graph: torch.cuda.CUDAGraph) -> None:
@@ -135,9 +137,11 @@ class Round:
         """As the module's commit, once a round.
 
         Raises LifetimeError and what the module raises, before any slot is written; the round is
-        then still there.
+        then still there. A CheckedError is raised after: discard the round then.
         """
         self.check_verified()
+        if self._seen is not None and len(slots) != self._seen[1]:
+            raise LifetimeError(f"slots: {self._seen[1]} rows were verified, now {len(slots)}")
         if self._claims is not None:
             self._claims.check_slots(self, slots)
             self._claims.check_bits(self, self.canonical)
@@ -165,7 +169,7 @@ class Round:
         if self._claims is not None:
             self._claims.release(self)
 
-    def _check_turn(self, layer: int, rows: Any, slots: torch.Tensor) -> None:
+    def _check_turn(self, call: str, layer: int, rows: Any, slots: torch.Tensor) -> None:
         if not 0 <= layer < self.canonical.layers:
             raise ValueError(f"layer: expected 0 to {self.canonical.layers - 1}, got {layer}")
         if _is_capturing(rows):
@@ -174,12 +178,20 @@ class Round:
             raise LifetimeError("there is no round to verify; call begin first")
         if layer not in self._waiting:
             raise LifetimeError(f"layer {layer} of this round is verified; begin a new round")
+        if self._seen is not None and self._seen[0] != call:
+            raise LifetimeError(
+                f"{call}: other layers of this round went through {self._seen[0]}, and commit "
+                "takes a round of one kind"
+            )
+        # what an engine's own capture may have set; here each layer looks at the tree itself
+        self.allocated.traced = False
         if self._claims is not None:
             self._claims.check_slots(self, slots)
 
-    def _note(self, layer: int, rows: torch.Tensor) -> None:
+    def _note(self, call: str, layer: int, rows: torch.Tensor, slots: torch.Tensor) -> None:
         if self._waiting is not None and not _is_capturing(rows):
             self._waiting.discard(layer)
+            self._seen = call, slots.shape[0]
 
 
 def _is_capturing(rows: Any) -> bool:

@@ -98,7 +98,7 @@ def test_a_right_round_passes_and_is_bit_equal(options: dict[str, Any]) -> None:
     for layer in range(LAYERS):
         out = r.verify(checked, factors, layer)
         assert torch.equal(out, plain.verify(m, bare, layer))
-    tracks = {"track_slots": torch.tensor([-1, 4, 4]), "track_node": torch.tensor([0, 0, 1])}
+    tracks = {"track_slots": torch.tensor([-1, -1, 4]), "track_node": torch.tensor([0, 0, 1])}
     last = torch.tensor([1, 3, 3]) if m.MODULE.parents is None else torch.tensor([1, 3, 4])
     tracks["track_node"][2] = TREES[2][3] if m.MODULE.parents is None else m.MODULE.parents[4]
     checked.commit(factors, r.state, r.conv_state, r.slots, last, **tracks)

@@ -187,7 +187,8 @@ def test_the_exposition_is_prometheus_text() -> None:
     assert len(seen) == len(set(seen))
     assert r'reason="a \"quoted\\ reason\"\nof two lines"} 1' in text
     for metrics in (one, other):
-        assert f'bolegen_rounds_total{{module="{metrics.labels["module"]}"}} 0' in text
+        labels = f'{{module="{metrics.labels["module"]}",device="cpu"}}'
+        assert f"bolegen_rounds_total{labels} 0" in text
 
 
 def test_buckets_are_cumulative_and_end_in_all() -> None:

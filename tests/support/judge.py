@@ -122,7 +122,8 @@ def _check_conv(r: Any, factors: Any, layer: int, row: int, worst: Worst) -> Non
     got = numpy64(factors.convolved_rows(layer)[row, : len(want)])
     # cancelling sums carry the float32 error of their terms, not of their result
     alive = slice(None) if live is None else live
-    largest = np.nanmax(np.abs(raw[alive]), initial=1.0) * np.max(np.abs(weight))
+    largest = max(np.nanmax(np.abs(raw[alive]), initial=1.0), np.max(np.abs(window)))
+    largest = max(largest * np.max(np.abs(weight)), 0.0 if bias is None else np.max(np.abs(bias)))
     unit = np.abs(want) * torch.finfo(r.x.dtype).eps + 2e-6 * max(1.0, largest)
     worst.note("conv", float(np.max(np.abs(got - want) / unit)), 1.0)
 
@@ -167,6 +168,8 @@ def check_commit(
     worst = Worst()
     expected: dict[int, tuple[int, int]] = {}
     for row, (slot, node) in enumerate(tracks):
+        if int(r.slots[row]) < 0:
+            continue
         if slot >= 0 and node >= 0 and node in _accepted(r, row, last[row]):
             expected[slot] = row, node
     for row, node in enumerate(last):

@@ -40,6 +40,8 @@ def compare_with_decode(
             "rows, nodes, expected: expected 1 <= rows <= expected <= nodes, "
             f"got {rows}, {nodes} and {expected}"
         )
+    if rows > entry.batch:
+        raise ValueError(f"rows: expected at most the entry's batch {entry.batch}, got {rows}")
     if not (math.isfinite(overhead_ms) and overhead_ms >= 0):
         raise ValueError(f"overhead_ms: expected a time from 0, got {overhead_ms}")
     tree = expected / (entry.cost_ms(nodes) + overhead_ms)

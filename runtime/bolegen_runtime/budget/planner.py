@@ -8,7 +8,7 @@ Every operation has a fixed shape and none waits for the device, so a CUDA graph
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -17,6 +17,7 @@ __all__ = ["close_scores", "cumulate", "expect_tokens", "plan_nodes"]
 _INTEGERS = (torch.int32, torch.int64)
 _NEVER = float("-inf")
 _LOG_MOST = 88.0  # of the largest float32
+_MOST = 1 << 40  # more nodes than there are
 
 Parents = torch.Tensor | Sequence[int]
 Count = torch.Tensor | int
@@ -140,10 +141,12 @@ def _hops(scores: torch.Tensor, parents: Parents) -> tuple[list[torch.Tensor], t
     return hops, has_parent
 
 
-@lru_cache(maxsize=64)
+@cache
 def _keep(parents: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """A static tree on the device, copied there once."""
-    return torch.tensor(parents, dtype=torch.int32, device=device)
+    """A static tree on the device, copied there once and kept: graphs know its address."""
+    # what is no node is none, however large
+    known = [parent if -1 <= parent < len(parents) else -1 for parent in parents]
+    return torch.tensor(known, dtype=torch.int32, device=device)
 
 
 def _clean(scores: torch.Tensor, has_parent: torch.Tensor) -> torch.Tensor:
@@ -175,7 +178,7 @@ def _ordered(x: torch.Tensor) -> torch.Tensor:
 def _one(value: Count, name: str, device: torch.device) -> Count:
     """An int, or a tensor that broadcasts."""
     if not isinstance(value, torch.Tensor):
-        return int(value)
+        return min(max(int(value), -_MOST), _MOST)
     if value.numel() != 1 or value.dtype not in _INTEGERS or value.device != device:
         raise ValueError(
             f"{name}: expected an int or one integer on {device}, "
@@ -188,7 +191,7 @@ def _per_row(value: Count | None, default: int, name: str, scores: torch.Tensor)
     """[B, 1] integers."""
     rows, device = scores.shape[0], scores.device
     if not isinstance(value, torch.Tensor):
-        number = default if value is None else int(value)
+        number = default if value is None else min(max(int(value), -_MOST), _MOST)
         return torch.full((rows, 1), number, dtype=torch.int64, device=device)
     if value.shape != (rows,) or value.dtype not in _INTEGERS or value.device != device:
         raise ValueError(

@@ -207,10 +207,12 @@ def fit_ascending(values: Sequence[float]) -> tuple[float, ...]:
 
 def _read(path: Path) -> Profile:
     try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        text = path.read_text("utf-8")
+    except (OSError, ValueError) as error:
         raise ProfileError(f"{path}: cannot be read: {error}") from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ProfileError(f"{path}: truncated, or no JSON: {error}. Profile again") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ProfileError(f"{path}: no profile in the format {FORMAT!r}. Profile again")
@@ -218,7 +220,7 @@ def _read(path: Path) -> Profile:
         environment = Environment(**{k: _typed(v, str) for k, v in found["environment"].items()})
         target = {k: _typed(v, str) for k, v in found["target"].items()}
         entries = tuple(_from_fields(each) for each in found["entries"])
-    except (KeyError, TypeError, AttributeError, ProfileError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, ProfileError) as error:
         raise ProfileError(f"{path}: not what was saved: {error}. Profile again") from error
     return Profile(environment, target, entries)
 
