@@ -191,3 +191,8 @@ def _expect_like(name: str, tensor: object, place: torch.Tensor) -> None:
         raise ValueError(f"{name}: expected {' or '.join(map(str, have))}, got {tensor.dtype}")
     if tensor.device != place.device:
         raise ValueError(f"{name}: expected device {place.device}, got {tensor.device}")
+    held = tensor.untyped_storage().data_ptr() == place.untyped_storage().data_ptr()
+    if held and tensor.numel() and tensor.data_ptr() != place.data_ptr():
+        raise ValueError(
+            f"{name}: expected its own place in the buffers, or none, got another part"
+        )

@@ -11,6 +11,7 @@ from bolegen_runtime import (
     LifetimeError,
     Metrics,
     Round,
+    RoundBuffers,
     SlotClaims,
     expose_metrics,
     plan_nodes,
@@ -121,6 +122,16 @@ def test_numbers_beyond_all_nodes_are_all_and_links_beyond_them_none() -> None:
     scores = torch.tensor([[0.0, -1.0, -2.0]])
     assert plan_nodes(scores, (-1, 0, 1), 10**30, maximum=10**30).all()
     assert plan_nodes(scores, (-1, 0, 1 << 40), 3).tolist() == [[True, True, False]]
+
+
+def test_fill_refuses_another_part_of_its_own_buffers(m: ModuleType) -> None:
+    buffers = RoundBuffers.allocate(m, 4, LAYERS, torch.device("cpu"))
+    x, a, b = buffers.x[:, 1:3], buffers.a[:, :2], buffers.b[:, :2]
+    before = buffers.slots.clone()
+    with pytest.raises(ValueError, match="x: expected its own place in the buffers"):
+        buffers.fill(x, a, b, torch.tensor([0, 1]))
+    assert torch.equal(buffers.slots, before)
+    buffers.fill(buffers.x[:, :2], a, b, torch.tensor([0, 1]))
 
 
 def test_figures_of_one_module_and_device_are_told_once(m: ModuleType) -> None:
