@@ -1,11 +1,12 @@
 """The tables of docs/budget.md and docs/plots/budget.svg, from docs/budget.jsonl and profiles."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["fill", "render", "table"]
+from benchmarks.pages import fill, table
+
+__all__ = ["PAGE", "render"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/budget.md"
@@ -19,22 +20,6 @@ def render(lines_file: Path, *, page: Path = PAGE, plots: bool = True) -> None:
     page.write_text(fill(page.read_text("utf-8"), "simulation", _simulation(lines)), "utf-8")
     if plots:
         _draw(lines, page.parent / "plots/budget.svg")
-
-
-def fill(text: str, name: str, body: str) -> str:
-    """The page with what stands between the markers of ``name`` replaced."""
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(end)
-    if not rest or end not in rest:
-        raise ValueError(f"page: expected the lines {begin} and {end}")
-    return f"{before}{begin}\n\n{body}\n{end}{after}"
-
-
-def table(head: list[str], rows: Iterable[list[str]]) -> str:
-    """A table in Markdown."""
-    cells = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 
 def _simulation(lines: list[Line]) -> str:

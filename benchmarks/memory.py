@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "runtime"), str(ROOT / "tests")]
 import torch  # noqa: E402
 import triton  # noqa: E402
 
-from benchmarks.render import BEGIN, END  # noqa: E402
+from benchmarks.pages import fill  # noqa: E402
 from bolegen.codegen import compile_plan, plan_template  # noqa: E402
 from bolegen.ir import LayerSpec  # noqa: E402
 from bolegen.memory import MemoryPlan, plan_memory  # noqa: E402
@@ -145,11 +145,7 @@ def _stat(name: str) -> int:
 
 def fill_page(page: str, lines: list[Line]) -> str:
     """The page with its tables written anew between the markers."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    if not rest:
-        raise ValueError(f"page: expected the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{tables(lines)}\n{END}{after}"
+    return fill(page, "tables", tables(lines))
 
 
 def tables(lines: list[Line]) -> str:

@@ -20,9 +20,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "runtime")]
 
 import torch  # noqa: E402
 
-from benchmarks.budget_page import PAGE, fill, table  # noqa: E402
+from benchmarks.budget_page import PAGE  # noqa: E402
 from benchmarks.decode_kernels import decode_step  # noqa: E402
 from benchmarks.hybrid_target import QWEN, HybridTarget, attend, heap_tree  # noqa: E402
+from benchmarks.pages import fill, table  # noqa: E402
 from benchmarks.timing import replay_times, spin_up  # noqa: E402
 from bolegen_runtime import (  # noqa: E402
     Clock,

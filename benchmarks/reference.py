@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.operands import Operands, split_rows
+from bolegen_runtime.contract import LIMIT
 
-__all__ = ["LIMIT", "Exact", "over_contract", "over_relative", "solve_exactly"]
+__all__ = ["Exact", "over_contract", "over_relative", "solve_exactly"]
 
-LIMIT = 5e-6  # docs/theory.md, in norms over a head
 _CHUNK_BYTES = 8 << 30
 
 

@@ -14,9 +14,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
-__all__ = ["BEGIN", "END", "Lines", "fill_page", "main", "read_lines", "tables"]
+from benchmarks.pages import fill  # noqa: E402
 
-BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+__all__ = ["Lines", "fill_page", "main", "read_lines", "tables"]
+
 
 Line = dict[str, Any]
 Row = list[str]
@@ -93,11 +94,7 @@ def read_lines(text: str) -> Lines:
 
 def fill_page(page: str, lines: Lines) -> str:
     """The page with its tables written anew between the markers."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    if not rest:
-        raise ValueError(f"page: expected the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{tables(lines)}\n{END}{after}"
+    return fill(page, "tables", tables(lines))
 
 
 def tables(lines: Lines) -> str:

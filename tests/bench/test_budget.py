@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.budget import EVERY, POLICIES, Recording, Situation, simulate
-from benchmarks.budget_page import fill, table
+from benchmarks.pages import fill, table
 from bolegen_runtime import plan_nodes
 from examples.tree_decoding.record import Round, read_rounds
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.budget_page import fill
 from benchmarks.hybrid_target import HybridTarget, TargetShape, attend, heap_tree
+from benchmarks.pages import fill
 from benchmarks.profile_target import check_attention, check_decode, recheck, show
 from bolegen_runtime import Pass, Settings, load, profile_target
 

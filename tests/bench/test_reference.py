@@ -6,8 +6,9 @@ import torch
 
 from benchmarks.cases import Case
 from benchmarks.operands import DTYPE, convolve, draw_operands
-from benchmarks.reference import LIMIT, over_contract, over_relative, solve_exactly
+from benchmarks.reference import over_contract, over_relative, solve_exactly
 from bolegen import oracle
+from bolegen_runtime.contract import LIMIT
 from support.judge import numpy64
 
 CASE = Case("verify", "tiny", "eagle64", 3)

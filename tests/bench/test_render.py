@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.render import BEGIN, END, fill_page, read_lines, tables
+from benchmarks import plots
+from benchmarks.render import fill_page, read_lines, tables
+
+BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 RUN = {"device": "a GPU", "driver": "1", "torch": "2", "triton": "3", "peers": {"sglang": "0"},
        "copy_TBps": 4.0}  # fmt: skip
@@ -80,7 +83,6 @@ def test_without_lines_the_page_says_so() -> None:
 
 
 def test_plots_of_the_same_lines_are_the_same_bytes(tmp_path: Path) -> None:
-    plots = pytest.importorskip("benchmarks.plots")
     once, again = (plots.draw_all(read_lines(TEXT), tmp_path / name) for name in ("a", "b"))
     assert [path.name for path in once] == ["speed-up.svg", "floor.svg", "memory.svg"]
     assert [path.read_bytes() for path in once] == [path.read_bytes() for path in again]

@@ -1,6 +1,7 @@
 """A captured round is bit-equal to an eager one, whatever is in it, and allocates nothing."""
 # mypy: disable-error-code="no-untyped-call"
 
+import random
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,7 @@ from bolegen_runtime import (
 from bolegen_runtime import Round as CallRound
 from support.quiet import Noise, listen
 from support.rounds import Round, make_round
+from support.trees import draw_tree
 from support.trees import links_of as row_links
 
 pytestmark = pytest.mark.gpu
@@ -48,21 +50,12 @@ def captured(request: pytest.FixtureRequest) -> tuple[ModuleType, Round, GraphPo
     return m, r, pool
 
 
-def draw_tree(gen: torch.Generator, nodes: int, depth: int) -> list[int]:
-    parents, levels = [-1], [0]
-    while len(parents) < nodes:
-        parent = int(torch.randint(len(parents), (1,), generator=gen))
-        if levels[parent] < depth:
-            parents.append(parent)
-            levels.append(levels[parent] + 1)
-    return parents
-
-
 def draw(m: ModuleType, *, seed: int, rows: int) -> Round:
     """Random contents: data, trees, slots with a padded row, and nodes that are live."""
     gen = torch.Generator().manual_seed(seed)
     static = m.MODULE.parents is not None
-    trees = [draw_tree(gen, m.MODULE.nodes, m.MODULE.depth) for _ in range(rows)]
+    numbers = random.Random(seed)
+    trees = [draw_tree(numbers, m.MODULE.nodes, m.MODULE.depth) for _ in range(rows)]
     r = make_round(
         m, batch=rows, layers=LAYERS, slots=SLOTS, seed=seed, device="cuda",
         trees=None if static else trees,

@@ -14,25 +14,16 @@ from bolegen.ir import DType, TreeTemplate, spell_template
 from support.drift import play_rounds
 from support.judge import Worst, check_commit, check_verify, same_bits
 from support.rounds import Round, build, make_round, play, poison
+from support.trees import draw_tree
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 FULL = {"key_heads": 16, "value_heads": 32, "d_k": 128, "d_v": 128}
 SOME = {"key_heads": 2, "value_heads": 4, "d_k": 128, "d_v": 128}
 SLOW: dict[str, Any] = {"log_rate": (-12.0, -6.0)}
 
 
 def grow(nodes: int, depth: int, seed: int = 0) -> list[int]:
-    """A random recursive tree of at most this depth."""
-    numbers, parents, levels = random.Random(seed), [-1], [0]
-    while len(parents) < nodes:
-        parent = numbers.randrange(len(parents))
-        if levels[parent] < depth:
-            parents.append(parent)
-            levels.append(levels[parent] + 1)
-    return parents
+    return draw_tree(random.Random(seed), nodes, depth)
 
 
 def spell(parents: list[int]) -> str:
