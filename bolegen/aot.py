@@ -90,6 +90,8 @@ def _build(module: ModuleType, kernel: Kernel, target: Target) -> KernelReport:
     for i, param in enumerate(kernel.params):
         if param.name in ("DOT", "FOLD") and param.value == emitted_dot(module, "cuda"):
             constants[(i,)] = emitted_dot(module, target.backend)
+        if param.name == "OVERLAP":
+            constants[(i,)] = target.overlaps and kernel.label != "merged"
     source = ASTSource(getattr(module, kernel.name), signature, constants, aligned)
     options = {"num_warps": kernel.warps, "num_stages": kernel.stages, "enable_fp_fusion": True}
     if kernel.maxnreg is not None and target.backend == "cuda":

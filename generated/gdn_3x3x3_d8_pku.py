@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; Y in tf32x3 and two bf16 terms, as R
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    da71d6ccfce821fd
+digest    3df4b6bc21443af5
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 __all__ = ["MODULE", "Factors", "Module", "allocate", "commit", "verify", "verify_qkv"]
 
@@ -108,7 +109,7 @@ MODULE = Module(
     contract="fp32",
     factors="pku",
     schedules=("tiled",),
-    digest="da71d6ccfce821fd",
+    digest="3df4b6bc21443af5",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -192,8 +193,8 @@ def _parent(parents, i):
 
 
 @triton.jit
-def _node(i):
-    """Node at padded position i, 40 at padding."""
+def _row_at(i):
+    """Row of scratch at padded position i, 40 at padding."""
     o_n = i
     o_n = tl.where(i < 13, o_n, 40)
     o_n = tl.where(i < 16, o_n, i - 3)
@@ -203,7 +204,7 @@ def _node(i):
 
 @triton.jit
 def _first(i):
-    """Preorder number of node i."""
+    """Preorder number of the node of row i."""
     b_w = tl.full(i.shape, -0x5B525C76, tl.int32)
     b_w = tl.where(i < 32, b_w, 0xB6)
     b_f = (b_w >> (i & 31)) & 1
@@ -227,7 +228,7 @@ def _first(i):
 
 @triton.jit
 def _last(i):
-    """Largest preorder number below node i."""
+    """Largest preorder number below the node of row i."""
     b_w = tl.full(i.shape, -0x5B524385, tl.int32)
     b_w = tl.where(i < 32, b_w, 0xB6)
     b_f = (b_w >> (i & 31)) & 1
@@ -251,7 +252,7 @@ def _last(i):
 
 @triton.jit
 def _sees(ancestors, o_n, o_m, i_m, m):
-    """[N, M]: where m, is node j of o_m a strict ancestor of node i of o_n?"""
+    """[N, M]: where m, is the node of row j of o_m a strict ancestor of that of row i of o_n?"""
     b_first = _first(o_n)[:, None]
     return m & (_first(o_m)[None, :] < b_first) & (b_first <= _last(o_m)[None, :])
 
@@ -653,7 +654,7 @@ def _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale):
     o_d = tl.arange(0, 128)
     for i_r in range(1):
         o_p = i_r * 64 + tl.arange(0, 64)
-        o_n = _node(o_p)
+        o_n = _row_at(o_p)
         m_n = (o_n < T) & (o_p < ROWS)
         # only a leaf's: those of other nodes are on the diagonal of C
         p_d = o_n[:, None] * C + o_d[None, :]
@@ -773,7 +774,7 @@ def _factor(
     p_read = readout + (i_b * HV + first) * (2 * ROWS * COLUMNS)
     p_inv = inverse + (i_b * HV + first) * (ROWS * COLUMNS)
     o_p = tl.arange(0, 64)
-    o_n = _node(o_p)
+    o_n = _row_at(o_p)
     m_n = (o_n < T) & (o_p < ROWS)
 
     o_c = tl.arange(0, 16)
@@ -885,10 +886,15 @@ def factor_gdn_3x3x3_d8_pku(
     inverse,
     scales,
     HEADS: tl.constexpr,
+    OVERLAP: tl.constexpr,
     DOT: tl.constexpr,
 ):
     """What solve needs of HEADS value heads, ready-made.  Grid (Hv / HEADS, B)."""
     i_h, i_b = tl.program_id(0) * HEADS, tl.program_id(1).to(tl.int64)
+    if OVERLAP:
+        # prepare is done; solve may start on what it has left
+        gdc_wait()
+        gdc_launch_dependents()
     if tl.load(slots + i_b) < 0:
         return
     p_prod = products + (i_b * HV + i_h) * (COLUMNS * COLUMNS)
@@ -916,12 +922,14 @@ def solve_gdn_3x3x3_d8_pku(
     stride_ot,
     stride_oh,
     MERGED: tl.constexpr,
+    OVERLAP: tl.constexpr,
     FOLD: tl.constexpr,
     DOT: tl.constexpr,
 ):
     """O and U of one value tile: R from state products, then O = D_P Q S + Y R, U = R + Z R.
 
     Grid (DV / 64, Hv, B).  MERGED: no factor kernel ran; every value tile forms Y itself.
+    OVERLAP: factor may still run; what it stores is read after gdc_wait().
     """
     i_v, i_h, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     i_k = i_h // 2
@@ -936,6 +944,8 @@ def solve_gdn_3x3x3_d8_pku(
             o_n = i_t * 16 + tl.arange(0, 16)
             m_o = m_v[:, None] & (o_n < T)[None, :]
             tl.store(p_o + o_n[None, :] * stride_ot, b_zero.to(tl.bfloat16), mask=m_o)
+        if OVERLAP:
+            gdc_wait()
         return
     if MERGED:
         i_p = (i_b * HV + i_h) * 2 + i_v
@@ -980,17 +990,19 @@ def solve_gdn_3x3x3_d8_pku(
         b_kq = tl.load(p_b, mask=m_kq1[None, :] & m_d[:, None], other=0.0)
         b_a1 = tl.dot(b_s2, b_kq, acc=b_a1)
         b_a1 = tl.dot(b_s1, b_kq, acc=b_a1)
-    o_p = tl.arange(0, 16)
     o_n = tl.arange(0, 16)
     m_o = m_v[:, None] & (o_n < 13)[None, :]
     b_v0 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
+    o_n = 13 + tl.arange(0, 32)
+    m_o = m_v[:, None] & (o_n < 40)[None, :]
+    b_v1 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
+    if OVERLAP:
+        gdc_wait()
+    o_p = tl.arange(0, 16)
     b_beta0 = tl.load(p_scale + o_p)
     b_gate0 = tl.load(p_scale + ROWS + o_p)
     b_rq0 = tl.load(p_scale + 2 * ROWS + o_p)
     o_p = 16 + tl.arange(0, 32)
-    o_n = 13 + tl.arange(0, 32)
-    m_o = m_v[:, None] & (o_n < 40)[None, :]
-    b_v1 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
     b_beta1 = tl.load(p_scale + o_p)
     b_gate1 = tl.load(p_scale + ROWS + o_p)
     b_rq1 = tl.load(p_scale + 2 * ROWS + o_p)
@@ -1219,6 +1231,7 @@ class Factors:
     ancestors: torch.Tensor | None
     check: bool = True
     traced: bool = False
+    overlap: bool = False  # solve starts beside factor and waits inside: sm_90 and later
     convolved: bool = False  # rows came from verify_qkv
 
     @property
@@ -1274,7 +1287,15 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
         inverse=empty(batch, 32, 48, 16),
         scales=empty(batch, 32, 4, 48),
         ancestors=None,
+        overlap=_can_overlap(device),
     )
+
+
+def _can_overlap(device: torch.device | str) -> bool:
+    """Whether a kernel of this device may start before the one that it waits for has ended."""
+    if torch.device(device).type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def verify(
@@ -1422,7 +1443,9 @@ def _verify(q, k, v, gate, conv, pool, options):
             TILES=tiles,
             num_warps=4,
         )
-        merged = batch <= 1
+        overlap = f.overlap
+        beside = {"launch_pdl": True} if overlap else {}
+        merged = batch <= 1 and not overlap
         if not merged:
             # a key head's value heads share its products, where there are enough key heads
             heads = 2 if batch >= 32 else 1
@@ -1437,9 +1460,11 @@ def _verify(q, k, v, gate, conv, pool, options):
                 f.inverse,
                 f.scales,
                 HEADS=heads,
+                OVERLAP=overlap,
                 DOT=DOT,
                 num_warps=4,
                 num_stages=1,
+                **beside,
             )
         solve_gdn_3x3x3_d8_pku[(2, 32, batch)](
             f.qkv,
@@ -1457,11 +1482,13 @@ def _verify(q, k, v, gate, conv, pool, options):
             state.stride(0),
             *out.stride()[:3],
             MERGED=merged,
+            OVERLAP=overlap,
             FOLD=DOT,
             DOT=DOT,
             num_warps=4,
             num_stages=3,
             **({} if merged else CAP),
+            **beside,
         )
     return out
 

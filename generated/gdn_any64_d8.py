@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    6477c9d7f10ac35e
+digest    ee5fe6acad0a87d1
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 __all__ = ["MODULE", "Factors", "Module", "allocate", "commit", "verify", "verify_qkv"]
 
@@ -67,7 +68,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="6477c9d7f10ac35e",
+    digest="ee5fe6acad0a87d1",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -760,22 +761,22 @@ def _factor(
     b_g3_0 = tl.load(p_prod + o_k[:, None] * COLUMNS + o_j[None, :])
     b_x0 = tl.load(p_prod + o_j[:, None] * COLUMNS + o_j[None, :])
 
-    # columns 48 to 63: nodes 48 to 63, topology at run time
+    # columns 48 to 63: 16 nodes of a topology at run time
     b_y3 = b_c3
     b_y3 = tl.dot(b_y3, b_x3, input_precision=DOT)
 
-    # columns 32 to 47: nodes 32 to 47, topology at run time
+    # columns 32 to 47: 16 nodes of a topology at run time
     b_y2 = b_c2
     b_y2 = tl.dot(b_y3, b_g3_2, acc=b_y2, input_precision=DOT)
     b_y2 = tl.dot(b_y2, b_x2, input_precision=DOT)
 
-    # columns 16 to 31: nodes 16 to 31, topology at run time
+    # columns 16 to 31: 16 nodes of a topology at run time
     b_y1 = b_c1
     b_y1 = tl.dot(b_y2, b_g2_1, acc=b_y1, input_precision=DOT)
     b_y1 = tl.dot(b_y3, b_g3_1, acc=b_y1, input_precision=DOT)
     b_y1 = tl.dot(b_y1, b_x1, input_precision=DOT)
 
-    # columns 0 to 15: nodes 0 to 15, topology at run time
+    # columns 0 to 15: 16 nodes of a topology at run time
     b_y0 = b_c0
     b_y0 = tl.dot(b_y1, b_g1_0, acc=b_y0, input_precision=DOT)
     b_y0 = tl.dot(b_y2, b_g2_0, acc=b_y0, input_precision=DOT)
@@ -799,10 +800,15 @@ def factor_gdn_any64_d8(
     inverse,
     scales,
     HEADS: tl.constexpr,
+    OVERLAP: tl.constexpr,
     DOT: tl.constexpr,
 ):
     """What solve needs of HEADS value heads, ready-made.  Grid (Hv / HEADS, B)."""
     i_h, i_b = tl.program_id(0) * HEADS, tl.program_id(1).to(tl.int64)
+    if OVERLAP:
+        # prepare is done; solve may start on what it has left
+        gdc_wait()
+        gdc_launch_dependents()
     if tl.load(slots + i_b) < 0:
         return
     p_prod = products + (i_b * HV + i_h) * (COLUMNS * COLUMNS)
@@ -831,12 +837,14 @@ def solve_gdn_any64_d8(
     stride_ot,
     stride_oh,
     MERGED: tl.constexpr,
+    OVERLAP: tl.constexpr,
     FOLD: tl.constexpr,
     DOT: tl.constexpr,
 ):
     """O of one value tile: R from state products, then O = D_P Q S + Y R.
 
     Grid (DV / 64, Hv, B).  MERGED: no factor kernel ran; every value tile forms Y itself.
+    OVERLAP: factor may still run; what it stores is read after gdc_wait().
     """
     i_v, i_h, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     i_k = i_h // 2
@@ -851,6 +859,8 @@ def solve_gdn_any64_d8(
             o_n = i_t * 16 + tl.arange(0, 16)
             m_o = m_v[:, None] & (o_n < nodes)[None, :]
             tl.store(p_o + o_n[None, :] * stride_ot, b_zero.to(tl.bfloat16), mask=m_o)
+        if OVERLAP:
+            gdc_wait()
         return
     if MERGED:
         i_p = (i_b * HV + i_h) * 2 + i_v
@@ -885,10 +895,12 @@ def solve_gdn_any64_d8(
         b_kq = tl.load(p_b, mask=m_kq0[None, :] & m_d[:, None], other=0.0)
         b_a0 = tl.dot(b_s2, b_kq, acc=b_a0)
         b_a0 = tl.dot(b_s1, b_kq, acc=b_a0)
-    o_p = tl.arange(0, 64)
     o_n = tl.arange(0, 64)
     m_o = m_v[:, None] & (o_n < 64)[None, :]
     b_v0 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
+    if OVERLAP:
+        gdc_wait()
+    o_p = tl.arange(0, 64)
     b_beta0 = tl.load(p_scale + o_p)
     b_gate0 = tl.load(p_scale + ROWS + o_p)
     b_rq0 = tl.load(p_scale + 2 * ROWS + o_p)
@@ -960,9 +972,9 @@ def _commit_window(p_w, p_rows, b_up, n, n_a, o_c, m_c):
 def _fetch(p_rows, p_gates, b_up, n, i, o_k, m_k, o_v, m_v):
     """Entry i of a path: its rows of k and v, log decay and write gate; 0 behind its end."""
     row = _row(b_up, n, i)
+    m = (i >= 0) & (i < n)
     b_k = tl.load(p_rows + row * C + o_k, mask=m_k & (i < n), other=0.0)
     b_v = tl.load(p_rows + row * C + o_v, mask=m_v & (i < n), other=0.0)
-    m = (i >= 0) & (i < n)
     g = tl.load(p_gates + row * (2 * HV), mask=m, other=0.0)
     beta = tl.load(p_gates + row * (2 * HV) + HV, mask=m, other=0.0)
     return b_k, b_v, g, beta
@@ -1177,6 +1189,7 @@ class Factors:
     ancestors: torch.Tensor | None
     check: bool = True
     traced: bool = False
+    overlap: bool = False  # solve starts beside factor and waits inside: sm_90 and later
     convolved: bool = False  # rows came from verify_qkv
 
     @property
@@ -1233,7 +1246,15 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
         inverse=None,
         scales=empty(batch, 32, 4, 64),
         ancestors=empty(batch, 2, 64, dtype=torch.int32),
+        overlap=_can_overlap(device),
     )
+
+
+def _can_overlap(device: torch.device | str) -> bool:
+    """Whether a kernel of this device may start before the one that it waits for has ended."""
+    if torch.device(device).type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def verify(
@@ -1394,7 +1415,9 @@ def _verify(q, k, v, gate, conv, pool, options):
             TILES=tiles,
             num_warps=4,
         )
-        merged = batch <= 1
+        overlap = f.overlap
+        beside = {"launch_pdl": True} if overlap else {}
+        merged = batch <= 1 and not overlap
         if not merged:
             heads = 1
             factor_gdn_any64_d8[(32 // heads, batch)](
@@ -1408,9 +1431,11 @@ def _verify(q, k, v, gate, conv, pool, options):
                 f.inverse,
                 f.scales,
                 HEADS=heads,
+                OVERLAP=overlap,
                 DOT=FOLD,
                 num_warps=4,
                 num_stages=1,
+                **beside,
             )
         solve_gdn_any64_d8[(2, 32, batch)](
             qkv,
@@ -1429,11 +1454,13 @@ def _verify(q, k, v, gate, conv, pool, options):
             state.stride(0),
             *out.stride()[:3],
             MERGED=merged,
+            OVERLAP=overlap,
             FOLD=FOLD,
             DOT=DOT,
             num_warps=4,
             num_stages=3,
             **({} if merged else CAP),
+            **beside,
         )
     return out
 

@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16; 16 columns of G
-digest    388b0cd8cd7bd0aa
+digest    f0ffd0f42f608e16
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 __all__ = ["MODULE", "Factors", "Module", "allocate", "commit", "verify", "verify_qkv"]
 
@@ -67,7 +68,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="388b0cd8cd7bd0aa",
+    digest="f0ffd0f42f608e16",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -153,8 +154,8 @@ def _parent(parents, i):
 
 
 @triton.jit
-def _node(i):
-    """Node at padded position i, 9 at padding."""
+def _row_at(i):
+    """Row of scratch at padded position i, 9 at padding."""
     o_n = i
     o_n = tl.where(i < 9, o_n, 9)
     return o_n
@@ -162,7 +163,7 @@ def _node(i):
 
 @triton.jit
 def _first(i):
-    """Preorder number of node i."""
+    """Preorder number of the node of row i."""
     b_w = tl.full(i.shape, 0xAA, tl.int32)
     b_f = (b_w >> (i & 31)) & 1
     b_w = tl.full(i.shape, 0xCC, tl.int32)
@@ -176,7 +177,7 @@ def _first(i):
 
 @triton.jit
 def _last(i):
-    """Largest preorder number below node i."""
+    """Largest preorder number below the node of row i."""
     b_w = tl.full(i.shape, 0x0, tl.int32)
     b_f = (b_w >> (i & 31)) & 1
     b_w = tl.full(i.shape, 0x0, tl.int32)
@@ -190,7 +191,7 @@ def _last(i):
 
 @triton.jit
 def _sees(ancestors, o_n, o_m, i_m, m):
-    """[N, M]: where m, is node j of o_m a strict ancestor of node i of o_n?"""
+    """[N, M]: where m, is the node of row j of o_m a strict ancestor of that of row i of o_n?"""
     b_first = _first(o_n)[:, None]
     return m & (_first(o_m)[None, :] < b_first) & (b_first <= _last(o_m)[None, :])
 
@@ -609,7 +610,7 @@ def _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale):
     """Scales [4, ROWS] of each position's node: beta, beta P / |k|, P scale / |q| and q.k."""
     for i_r in range(1):
         o_p = i_r * 16 + tl.arange(0, 16)
-        o_n = _node(o_p)
+        o_n = _row_at(o_p)
         m_n = (o_n < T) & (o_p < ROWS)
         b_hi = tl.load(p_dec + o_n, mask=m_n, other=0.0)
         b_lo = tl.load(p_dec + HV * T + o_n, mask=m_n, other=0.0)
@@ -710,7 +711,7 @@ def _factor(
     p_scale = scales + (i_b * HV + first) * (4 * ROWS)
     p_read = readout + (i_b * HV + first) * (2 * ROWS * COLUMNS)
     o_p = tl.arange(0, 16)
-    o_n = _node(o_p)
+    o_n = _row_at(o_p)
     m_n = (o_n < T) & (o_p < ROWS)
 
     o_c = tl.arange(0, 16)
@@ -804,10 +805,15 @@ def factor_gdn_chain8_d8(
     inverse,
     scales,
     HEADS: tl.constexpr,
+    OVERLAP: tl.constexpr,
     DOT: tl.constexpr,
 ):
     """What solve needs of HEADS value heads, ready-made.  Grid (Hv / HEADS, B)."""
     i_h, i_b = tl.program_id(0) * HEADS, tl.program_id(1).to(tl.int64)
+    if OVERLAP:
+        # prepare is done; solve may start on what it has left
+        gdc_wait()
+        gdc_launch_dependents()
     if tl.load(slots + i_b) < 0:
         return
     p_prod = products + (i_b * HV + i_h) * (COLUMNS * COLUMNS)
@@ -835,12 +841,14 @@ def solve_gdn_chain8_d8(
     stride_ot,
     stride_oh,
     MERGED: tl.constexpr,
+    OVERLAP: tl.constexpr,
     FOLD: tl.constexpr,
     DOT: tl.constexpr,
 ):
     """O of one value tile: R from state products, then O = D_P Q S + Y R.
 
     Grid (DV / 64, Hv, B).  MERGED: no factor kernel ran; every value tile forms Y itself.
+    OVERLAP: factor may still run; what it stores is read after gdc_wait().
     """
     i_v, i_h, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     i_k = i_h // 2
@@ -855,6 +863,8 @@ def solve_gdn_chain8_d8(
             o_n = i_t * 16 + tl.arange(0, 16)
             m_o = m_v[:, None] & (o_n < T)[None, :]
             tl.store(p_o + o_n[None, :] * stride_ot, b_zero.to(tl.bfloat16), mask=m_o)
+        if OVERLAP:
+            gdc_wait()
         return
     if MERGED:
         i_p = (i_b * HV + i_h) * 2 + i_v
@@ -871,14 +881,9 @@ def solve_gdn_chain8_d8(
     p_y = readout + (i_b * HV + i_h) * (2 * ROWS * COLUMNS)
 
     # the state against k and q of every node, as one operand with columns k0 q0 k1 q1 ...
-    if not MERGED:
-        o_p = tl.arange(0, 16)
-        o_n = tl.arange(0, 16)
-        m_o = m_v[:, None] & (o_n < 9)[None, :]
-        b_v0 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
-        b_beta0 = tl.load(p_scale + o_p)
-        b_gate0 = tl.load(p_scale + ROWS + o_p)
-        b_rq0 = tl.load(p_scale + 2 * ROWS + o_p)
+    o_n = tl.arange(0, 16)
+    m_o = m_v[:, None] & (o_n < 9)[None, :]
+    b_v0 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
     o_c = tl.arange(0, 32)
     o_n = o_c // 2
     m_kq0 = o_n < 9
@@ -897,14 +902,12 @@ def solve_gdn_chain8_d8(
         b_kq = tl.load(p_b, mask=m_kq0[None, :] & m_d[:, None], other=0.0)
         b_a0 = tl.dot(b_s2, b_kq, acc=b_a0)
         b_a0 = tl.dot(b_s1, b_kq, acc=b_a0)
-    if MERGED:
-        o_p = tl.arange(0, 16)
-        o_n = tl.arange(0, 16)
-        m_o = m_v[:, None] & (o_n < 9)[None, :]
-        b_v0 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
-        b_beta0 = tl.load(p_scale + o_p)
-        b_gate0 = tl.load(p_scale + ROWS + o_p)
-        b_rq0 = tl.load(p_scale + 2 * ROWS + o_p)
+    if OVERLAP:
+        gdc_wait()
+    o_p = tl.arange(0, 16)
+    b_beta0 = tl.load(p_scale + o_p)
+    b_gate0 = tl.load(p_scale + ROWS + o_p)
+    b_rq0 = tl.load(p_scale + 2 * ROWS + o_p)
 
     # positions 0 to 15
     b_ks, b_qs = tl.split(tl.reshape(b_a0, [64, 16, 2]))  # [B_V, nodes]
@@ -973,9 +976,9 @@ def _commit_window(p_w, p_rows, b_up, n, n_a, o_c, m_c):
 def _fetch(p_rows, p_gates, b_up, n, i, o_k, m_k, o_v, m_v):
     """Entry i of a path: its rows of k and v, log decay and write gate; 0 behind its end."""
     row = _row(b_up, n, i)
+    m = (i >= 0) & (i < n)
     b_k = tl.load(p_rows + row * C + o_k, mask=m_k & (i < n), other=0.0)
     b_v = tl.load(p_rows + row * C + o_v, mask=m_v & (i < n), other=0.0)
-    m = (i >= 0) & (i < n)
     g = tl.load(p_gates + row * (2 * HV), mask=m, other=0.0)
     beta = tl.load(p_gates + row * (2 * HV) + HV, mask=m, other=0.0)
     return b_k, b_v, g, beta
@@ -1189,6 +1192,7 @@ class Factors:
     ancestors: torch.Tensor | None
     check: bool = True
     traced: bool = False
+    overlap: bool = False  # solve starts beside factor and waits inside: sm_90 and later
     convolved: bool = False  # rows came from verify_qkv
 
     @property
@@ -1245,7 +1249,15 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
         inverse=None,
         scales=empty(batch, 32, 4, 16),
         ancestors=None,
+        overlap=_can_overlap(device),
     )
+
+
+def _can_overlap(device: torch.device | str) -> bool:
+    """Whether a kernel of this device may start before the one that it waits for has ended."""
+    if torch.device(device).type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def verify(
@@ -1393,7 +1405,9 @@ def _verify(q, k, v, gate, conv, pool, options):
             TILES=tiles,
             num_warps=4,
         )
-        merged = batch <= 1
+        overlap = f.overlap
+        beside = {"launch_pdl": True} if overlap else {}
+        merged = batch <= 1 and not overlap
         if not merged:
             # a key head's value heads share its products, where there are enough key heads
             heads = 2 if batch >= 32 else 1
@@ -1408,9 +1422,11 @@ def _verify(q, k, v, gate, conv, pool, options):
                 f.inverse,
                 f.scales,
                 HEADS=heads,
+                OVERLAP=overlap,
                 DOT=FOLD,
                 num_warps=4,
                 num_stages=1,
+                **beside,
             )
         solve_gdn_chain8_d8[(2, 32, batch)](
             qkv,
@@ -1428,11 +1444,13 @@ def _verify(q, k, v, gate, conv, pool, options):
             state.stride(0),
             *out.stride()[:3],
             MERGED=merged,
+            OVERLAP=overlap,
             FOLD=FOLD,
             DOT=DOT,
             num_warps=4,
             num_stages=3,
             **({} if merged else CAP),
+            **beside,
         )
     return out
 

@@ -8,7 +8,7 @@ layer     heads 30:30, dims 96:192, convolution 4, activations bf16, state bf16
 numerics  contract fp32; state exact in bf16; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 23280 bytes a node (a state snapshot: 2280960)
 solver    horner; blocks of 16; 16 columns of G
-digest    1f3abd8635f2fb29
+digest    0dcd12d7477134f5
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 __all__ = ["MODULE", "Factors", "Module", "allocate", "commit", "verify", "verify_qkv"]
 
@@ -67,7 +68,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="1f3abd8635f2fb29",
+    digest="0dcd12d7477134f5",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -161,50 +162,72 @@ def _parent(parents, i):
 
 
 @triton.jit
-def _node(i):
-    """Node at padded position i, 11 at padding."""
-    b_w = tl.full(i.shape, 0xFB8A, tl.int32)
+def _row_at(i):
+    """Row of scratch at padded position i, 11 at padding."""
+    o_n = i
+    o_n = tl.where(i < 11, o_n, 11)
+    return o_n
+
+
+@triton.jit
+def _row_of(i):
+    """Row of scratch of node i: nodes with descendants come first."""
+    b_w = tl.full(i.shape, 0x32A, tl.int32)
     b_f = (b_w >> (i & 31)) & 1
-    b_w = tl.full(i.shape, 0xFD1C, tl.int32)
+    b_w = tl.full(i.shape, 0x43C, tl.int32)
+    b_f += ((b_w >> (i & 31)) & 1) << 1
+    b_w = tl.full(i.shape, 0x170, tl.int32)
+    b_f += ((b_w >> (i & 31)) & 1) << 2
+    b_w = tl.full(i.shape, 0x680, tl.int32)
+    b_f += ((b_w >> (i & 31)) & 1) << 3
+    return b_f
+
+
+@triton.jit
+def _node_of(i):
+    """Node of row i of scratch."""
+    b_w = tl.full(i.shape, 0x38A, tl.int32)
+    b_f = (b_w >> (i & 31)) & 1
+    b_w = tl.full(i.shape, 0x51C, tl.int32)
     b_f += ((b_w >> (i & 31)) & 1) << 1
     b_w = tl.full(i.shape, 0x1D0, tl.int32)
     b_f += ((b_w >> (i & 31)) & 1) << 2
-    b_w = tl.full(i.shape, 0xFE20, tl.int32)
+    b_w = tl.full(i.shape, 0x620, tl.int32)
     b_f += ((b_w >> (i & 31)) & 1) << 3
     return b_f
 
 
 @triton.jit
 def _first(i):
-    """Preorder number of node i."""
-    b_w = tl.full(i.shape, 0x4C6, tl.int32)
+    """Preorder number of the node of row i."""
+    b_w = tl.full(i.shape, 0x516, tl.int32)
     b_f = (b_w >> (i & 31)) & 1
-    b_w = tl.full(i.shape, 0x2E8, tl.int32)
+    b_w = tl.full(i.shape, 0x398, tl.int32)
     b_f += ((b_w >> (i & 31)) & 1) << 1
-    b_w = tl.full(i.shape, 0x780, tl.int32)
+    b_w = tl.full(i.shape, 0x720, tl.int32)
     b_f += ((b_w >> (i & 31)) & 1) << 2
-    b_w = tl.full(i.shape, 0x34, tl.int32)
+    b_w = tl.full(i.shape, 0xC4, tl.int32)
     b_f += ((b_w >> (i & 31)) & 1) << 3
     return b_f
 
 
 @triton.jit
 def _last(i):
-    """Largest preorder number below node i."""
-    b_w = tl.full(i.shape, 0x588, tl.int32)
+    """Largest preorder number below the node of row i."""
+    b_w = tl.full(i.shape, 0x528, tl.int32)
     b_f = (b_w >> (i & 31)) & 1
-    b_w = tl.full(i.shape, 0x2ED, tl.int32)
+    b_w = tl.full(i.shape, 0x39D, tl.int32)
     b_f += ((b_w >> (i & 31)) & 1) << 1
-    b_w = tl.full(i.shape, 0x7C8, tl.int32)
+    b_w = tl.full(i.shape, 0x738, tl.int32)
     b_f += ((b_w >> (i & 31)) & 1) << 2
-    b_w = tl.full(i.shape, 0x37, tl.int32)
+    b_w = tl.full(i.shape, 0xC7, tl.int32)
     b_f += ((b_w >> (i & 31)) & 1) << 3
     return b_f
 
 
 @triton.jit
 def _sees(ancestors, o_n, o_m, i_m, m):
-    """[N, M]: where m, is node j of o_m a strict ancestor of node i of o_n?"""
+    """[N, M]: where m, is the node of row j of o_m a strict ancestor of that of row i of o_n?"""
     b_first = _first(o_n)[:, None]
     return m & (_first(o_m)[None, :] < b_first) & (b_first <= _last(o_m)[None, :])
 
@@ -394,7 +417,7 @@ def _prepare_gates(
         b_a = tl.load(p_at, mask=m_at, other=0.0).to(tl.float32)
         b_up = tl.where(m_at, _log_decay(b_a, b_log, b_bias), 0.0)
         b_hi, b_lo = _add(b_hi, b_lo, b_up)
-    p_dec = p_dec + o_h[None, :] * T + o_n[:, None]
+    p_dec = p_dec + o_h[None, :] * T + _row_of(o_n)[:, None]
     tl.store(p_dec, b_hi, mask=m_all)
     tl.store(p_dec + HV * T, b_lo, mask=m_all)
     tl.store(p_dec + 2 * HV * T, b_beta, mask=m_all)
@@ -463,7 +486,8 @@ def _prepare_rows(
         m_n = _live(p_live, o_n, MASKED)[:, None]
         m = m_n & m_d[None, :]
         m_all = (o_n < T)[:, None] & m_d[None, :]
-        p_out = p_qkv + c + o_n[:, None] * C + o_d[None, :]
+        o_r = _row_of(o_n)
+        p_out = p_qkv + c + o_r[:, None] * C + o_d[None, :]
         if CONVOLVE:
             m_y = m_n & m_w[None, :]
             b_y0, b_y1 = _convolve_pairs(p_rows, parents, o_n, m_y, o_w, taps, MASKED)
@@ -481,7 +505,7 @@ def _prepare_rows(
         if IS_KEY:
             b_r = 1.0 / tl.sqrt(b_sum + 1e-6)
             scale = tl.where(c < HK * DK, 0.10206207261596575, 1.0)
-            tl.store(p_vec + o_n, b_r * scale, mask=o_n < T)
+            tl.store(p_vec + o_r, b_r * scale, mask=o_n < T)
 
 
 @triton.jit
@@ -623,7 +647,7 @@ def _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale):
     """Scales [4, ROWS] of each position's node: beta, beta P / |k|, P scale / |q| and q.k."""
     for i_r in range(1):
         o_p = i_r * 16 + tl.arange(0, 16)
-        o_n = _node(o_p)
+        o_n = _row_at(o_p)
         m_n = (o_n < T) & (o_p < ROWS)
         b_hi = tl.load(p_dec + o_n, mask=m_n, other=0.0)
         b_lo = tl.load(p_dec + HV * T + o_n, mask=m_n, other=0.0)
@@ -724,12 +748,12 @@ def _factor(
     p_scale = scales + (i_b * HV + first) * (4 * ROWS)
     p_read = readout + (i_b * HV + first) * (2 * ROWS * COLUMNS)
     o_p = tl.arange(0, 16)
-    o_n = _node(o_p)
+    o_n = _row_at(o_p)
     m_n = (o_n < T) & (o_p < ROWS)
 
     o_c = tl.arange(0, 16)
-    o_m = tl.where(o_c < COLUMNS, _node(o_c), T)
-    m_m = o_m < T
+    o_m = tl.arange(0, 16)
+    m_m = o_m < 11
     b_kk0, b_qk0 = _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT)
     p_g = p_prod + o_p[:, None] * COLUMNS + o_c[None, :]
     m_g = (o_p < COLUMNS)[:, None] & (o_c < COLUMNS)[None, :]
@@ -771,10 +795,15 @@ def factor_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
     inverse,
     scales,
     HEADS: tl.constexpr,
+    OVERLAP: tl.constexpr,
     DOT: tl.constexpr,
 ):
     """What solve needs of HEADS value heads, ready-made.  Grid (Hv / HEADS, B)."""
     i_h, i_b = tl.program_id(0) * HEADS, tl.program_id(1).to(tl.int64)
+    if OVERLAP:
+        # prepare is done; solve may start on what it has left
+        gdc_wait()
+        gdc_launch_dependents()
     if tl.load(slots + i_b) < 0:
         return
     p_prod = products + (i_b * HV + i_h) * (COLUMNS * COLUMNS)
@@ -802,12 +831,14 @@ def solve_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
     stride_ot,
     stride_oh,
     MERGED: tl.constexpr,
+    OVERLAP: tl.constexpr,
     FOLD: tl.constexpr,
     DOT: tl.constexpr,
 ):
     """O of one value tile: R from state products, then O = D_P Q S + Y R.
 
     Grid (DV / 64, Hv, B).  MERGED: no factor kernel ran; every value tile forms Y itself.
+    OVERLAP: factor may still run; what it stores is read after gdc_wait().
     """
     i_v, i_h, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     i_k = i_h // 1
@@ -822,6 +853,8 @@ def solve_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
             o_n = i_t * 16 + tl.arange(0, 16)
             m_o = m_v[:, None] & (o_n < T)[None, :]
             tl.store(p_o + o_n[None, :] * stride_ot, b_zero.to(tl.bfloat16), mask=m_o)
+        if OVERLAP:
+            gdc_wait()
         return
     if MERGED:
         i_p = (i_b * HV + i_h) * 3 + i_v
@@ -838,17 +871,12 @@ def solve_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
     p_y = readout + (i_b * HV + i_h) * (2 * ROWS * COLUMNS)
 
     # the state against k and q of every node, as one operand with columns k0 q0 k1 q1 ...
-    if not MERGED:
-        o_p = tl.arange(0, 16)
-        o_n = _node(o_p)
-        m_o = m_v[:, None] & (o_n < T)[None, :]
-        b_v0 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
-        b_beta0 = tl.load(p_scale + o_p)
-        b_gate0 = tl.load(p_scale + ROWS + o_p)
-        b_rq0 = tl.load(p_scale + 2 * ROWS + o_p)
+    o_n = tl.arange(0, 16)
+    m_o = m_v[:, None] & (o_n < 11)[None, :]
+    b_v0 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
     o_c = tl.arange(0, 32)
-    o_n = _node(o_c // 2)
-    m_kq0 = o_n < T
+    o_n = o_c // 2
+    m_kq0 = o_n < 11
     o_kq0 = o_n * C + (1 - o_c % 2) * (HK * DK)
     b_a0 = tl.zeros([64, 32], tl.float32)
     for i_d in range(4):
@@ -859,14 +887,12 @@ def solve_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
         p_b = p_kq + o_kq0[None, :] + o_d[:, None]
         b_kq = tl.load(p_b, mask=m_kq0[None, :] & m_d[:, None], other=0.0)
         b_a0 = tl.dot(b_s, b_kq, acc=b_a0)
-    if MERGED:
-        o_p = tl.arange(0, 16)
-        o_n = _node(o_p)
-        m_o = m_v[:, None] & (o_n < T)[None, :]
-        b_v0 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
-        b_beta0 = tl.load(p_scale + o_p)
-        b_gate0 = tl.load(p_scale + ROWS + o_p)
-        b_rq0 = tl.load(p_scale + 2 * ROWS + o_p)
+    if OVERLAP:
+        gdc_wait()
+    o_p = tl.arange(0, 16)
+    b_beta0 = tl.load(p_scale + o_p)
+    b_gate0 = tl.load(p_scale + ROWS + o_p)
+    b_rq0 = tl.load(p_scale + 2 * ROWS + o_p)
 
     # positions 0 to 15
     b_ks, b_qs = tl.split(tl.reshape(b_a0, [64, 16, 2]))  # [B_V, nodes]
@@ -883,8 +909,9 @@ def solve_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
     b_o = tl.dot(b_r0l, b_y1, acc=b_o)
     b_o = tl.dot(b_r0h, b_y2, acc=b_o)
     b_o = tl.dot(b_r0h, b_y1, acc=b_o)
-    o_n = _node(o_p)
-    m_all = m_v[:, None] & (o_n < T)[None, :]
+    o_n = tl.arange(0, 16)
+    m_all = m_v[:, None] & (o_n < 11)[None, :]
+    o_n = _node_of(o_n)
     tl.store(p_o + o_n[None, :] * stride_ot, b_o.to(tl.bfloat16), mask=m_all)
 
 
@@ -932,12 +959,14 @@ def _commit_window(p_w, p_rows, b_up, n, n_a, o_c, m_c):
 
 
 @triton.jit
-def _fetch(p_rows, p_gates, b_up, n, i, o_k, m_k, o_v, m_v):
+def _fetch(p_rows, p_gates, b_up, n, i, o_k, m_k, o_v, m_v, CONVOLVED: tl.constexpr):
     """Entry i of a path: its rows of k and v, log decay and write gate; 0 behind its end."""
     row = _row(b_up, n, i)
-    b_k = tl.load(p_rows + row * C + o_k, mask=m_k & (i < n), other=0.0)
-    b_v = tl.load(p_rows + row * C + o_v, mask=m_v & (i < n), other=0.0)
     m = (i >= 0) & (i < n)
+    # rows that verify_qkv was given lie where solve reads them
+    at = _row_of(tl.where(m, row, 0)) if CONVOLVED else row
+    b_k = tl.load(p_rows + at * C + o_k, mask=m_k & (i < n), other=0.0)
+    b_v = tl.load(p_rows + at * C + o_v, mask=m_v & (i < n), other=0.0)
     g = tl.load(p_gates + row * (2 * HV), mask=m, other=0.0)
     beta = tl.load(p_gates + row * (2 * HV) + HV, mask=m, other=0.0)
     return b_k, b_v, g, beta
@@ -997,13 +1026,13 @@ def _commit_state(
     """
     b_kb, b_kw0, b_kw1, b_kw2, b_kw3 = _fetch_taps(p_kept, o_k, m_k)
     b_vb, b_vw0, b_vw1, b_vw2, b_vw3 = _fetch_taps(p_kept, o_v, m_v)
-    b_k3, b_v3, _, _ = _fetch(p_rows, p_gates, b_up, n, -3, o_k, m_k, o_v, m_v)
+    b_k3, b_v3, _, _ = _fetch(p_rows, p_gates, b_up, n, -3, o_k, m_k, o_v, m_v, CONVOLVED)
     b_k3, b_v3 = b_k3.to(tl.float32), b_v3.to(tl.float32)
-    b_k2, b_v2, _, _ = _fetch(p_rows, p_gates, b_up, n, -2, o_k, m_k, o_v, m_v)
+    b_k2, b_v2, _, _ = _fetch(p_rows, p_gates, b_up, n, -2, o_k, m_k, o_v, m_v, CONVOLVED)
     b_k2, b_v2 = b_k2.to(tl.float32), b_v2.to(tl.float32)
-    b_k1, b_v1, _, _ = _fetch(p_rows, p_gates, b_up, n, -1, o_k, m_k, o_v, m_v)
+    b_k1, b_v1, _, _ = _fetch(p_rows, p_gates, b_up, n, -1, o_k, m_k, o_v, m_v, CONVOLVED)
     b_k1, b_v1 = b_k1.to(tl.float32), b_v1.to(tl.float32)
-    b_k, b_v, g, beta = _fetch(p_rows, p_gates, b_up, n, 0, o_k, m_k, o_v, m_v)
+    b_k, b_v, g, beta = _fetch(p_rows, p_gates, b_up, n, 0, o_k, m_k, o_v, m_v, CONVOLVED)
     scale = tl.full([], 1.0, tl.float32)
     for i in range(0, n):
         b_k0, b_v0 = b_k.to(tl.float32), b_v.to(tl.float32)
@@ -1015,7 +1044,7 @@ def _commit_state(
         b_k1, b_v1 = b_k0, b_v0
         decay, gate = _exp(g, 0.0), beta
         # the next node's rows are on their way while this one's are used
-        b_k, b_v, g, beta = _fetch(p_rows, p_gates, b_up, n, i + 1, o_k, m_k, o_v, m_v)
+        b_k, b_v, g, beta = _fetch(p_rows, p_gates, b_up, n, i + 1, o_k, m_k, o_v, m_v, CONVOLVED)
         scale *= decay
         # rarely, before it is divided by: a decay of 0 is a cut
         while scale < 1e-6:
@@ -1113,6 +1142,10 @@ def commit_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
     )
 
 
+# row of scratch of each node: nodes with descendants come first
+ROWS_OF = [0, 1, 2, 3, 6, 7, 4, 8, 5, 9, 10]
+
+
 @dataclass
 class Factors:
     """All memory of a round for up to `batch` rows and `layers` layers; see allocate().
@@ -1128,6 +1161,7 @@ class Factors:
     readout [B, Hv, 2, ROWS, COLUMNS] (Y in two bf16 terms),
     scales [B, Hv, 4, ROWS] float32.
 
+    Scratch, and the rows of verify_qkv, are in the order of ROWS_OF.
     Set `traced = True` for the layers after the first of a round: verify then reads the topology
     that the first one left here, and launches one kernel less.
     Set `check = False` to skip argument checks; those of contents synchronise, and are skipped
@@ -1151,6 +1185,7 @@ class Factors:
     ancestors: torch.Tensor | None
     check: bool = True
     traced: bool = False
+    overlap: bool = False  # solve starts beside factor and waits inside: sm_90 and later
     convolved: bool = False  # rows came from verify_qkv
 
     @property
@@ -1166,7 +1201,7 @@ class Factors:
     def convolved_rows(self, layer: int) -> torch.Tensor:
         """Rows that the recurrence of the layer verified last was given: [B, T, C]."""
         kept = self.rows[layer] if self.convolved else self.qkv
-        return kept[:, 3:]
+        return kept[:, 3:][:, ROWS_OF]
 
     @property
     def round_bytes(self) -> int:
@@ -1207,7 +1242,15 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
         inverse=None,
         scales=empty(batch, 30, 4, 16),
         ancestors=None,
+        overlap=_can_overlap(device),
     )
+
+
+def _can_overlap(device: torch.device | str) -> bool:
+    """Whether a kernel of this device may start before the one that it waits for has ended."""
+    if torch.device(device).type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def verify(
@@ -1355,7 +1398,9 @@ def _verify(q, k, v, gate, conv, pool, options):
             TILES=tiles,
             num_warps=4,
         )
-        merged = batch <= 1
+        overlap = f.overlap
+        beside = {"launch_pdl": True} if overlap else {}
+        merged = batch <= 1 and not overlap
         if not merged:
             heads = 1
             factor_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16[(30 // heads, batch)](
@@ -1369,9 +1414,11 @@ def _verify(q, k, v, gate, conv, pool, options):
                 f.inverse,
                 f.scales,
                 HEADS=heads,
+                OVERLAP=overlap,
                 DOT=FOLD,
                 num_warps=4,
                 num_stages=1,
+                **beside,
             )
         solve_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16[(3, 30, batch)](
             qkv,
@@ -1389,11 +1436,13 @@ def _verify(q, k, v, gate, conv, pool, options):
             state.stride(0),
             *out.stride()[:3],
             MERGED=merged,
+            OVERLAP=overlap,
             FOLD=FOLD,
             DOT=DOT,
             num_warps=4,
             num_stages=3,
             **({} if merged else CAP),
+            **beside,
         )
     return out
 

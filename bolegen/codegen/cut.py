@@ -1,6 +1,7 @@
 """plan -> the blocks, row tiles and node tiles that the templates of factor and solve spell."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ UNROLLED = 16  # products with a diagonal block written out; more run in a loop
 
 def cut_tiles(plan: TreePlan) -> dict[str, Any]:
     """Column blocks of Y, the rows that factor forms at a time and the nodes that solve does."""
+    plan = _place_nodes(plan)
     columns = [_column(plan, block) for block in plan.columns]
     sides = {column["rows"] for column in columns}
     side = min(sides) if sides else 16
@@ -35,6 +37,16 @@ def cut_tiles(plan: TreePlan) -> dict[str, Any]:
         "steps_inside": max((block.steps for block in plan.columns), default=0),
         "unrolled": UNROLLED,
     }
+
+
+def _place_nodes(plan: TreePlan) -> TreePlan:
+    """Blocks that hold rows of scratch in place of nodes, and so the spans."""
+    if not plan.tree.is_static or plan.spans is None:
+        return plan
+    rows = {node: row for row, node in enumerate(plan.places)} | {-1: -1}
+    blocks = (replace(b, nodes=tuple(rows[node] for node in b.nodes)) for b in plan.blocks)
+    spans = tuple(plan.spans[node] for node in plan.places)
+    return replace(plan, blocks=tuple(blocks), spans=spans)
 
 
 def _row_tile(
@@ -138,18 +150,17 @@ def _column(plan: TreePlan, block: Block) -> dict[str, Any]:
 
 
 def _span(plan: TreePlan, block: Block, row: str, position: str) -> dict[str, Any]:
-    """Nodes of a block: ``row`` shifted where they follow one another, else by ``position``."""
-    nodes = [node for node in block.nodes if node >= 0]
-    kind = "with descendants" if block.column else "leaves"
+    """Rows of a block's nodes: ``row`` shifted, or by ``position`` where padding lies between."""
+    nodes = _real(block.nodes)
+    kind = "with descendants" if block.column else "without"
     if not plan.tree.is_static:
-        kind = "topology at run time"
-    if list(block.nodes[: len(nodes)]) == list(range(nodes[0], nodes[0] + len(nodes))):
-        first, last = nodes[0], nodes[-1]
-        text = f"node {first}" if first == last else f"nodes {first} to {last}"
+        kind = "of a topology at run time"
+    label = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''} {kind}"
+    first = nodes[0]
+    if list(block.nodes[: len(nodes)]) == list(range(first, first + len(nodes))):
         expression = row if first == 0 else f"{first} + {row}"
-        return {"nodes": expression, "end": last + 1, "label": f"{text}, {kind}"}
-    label = f"{len(nodes)} nodes from node {nodes[0]}, {kind}"
-    return {"nodes": f"_node({position})", "end": "T", "label": label}
+        return {"nodes": expression, "end": nodes[-1] + 1, "label": label}
+    return {"nodes": f"_row_at({position})", "end": "T", "label": label}
 
 
 def _meets(plan: TreePlan, block: Block, other: Block) -> bool:

@@ -147,12 +147,26 @@ def _topology(plan: TreePlan) -> dict[str, object]:
         "parent_of": partial(str.format, "_parent(parents, {})"),
     }
     if tree.parents is None or plan.spans is None:
-        return common | {"node_of": str}
-    positions = [node for block in plan.blocks for node in block.nodes]
+        return common | {"row_at": str, "row_of": str, "node_of": str, "places": None}
+    places, rows, positions = _places(plan)
+    moved = places != list(range(tree.nodes))
     return common | {
-        "node_of": partial(str.format, "_node({})"),
+        "row_at": partial(str.format, "_row_at({})"),
+        "row_of": partial(str.format, "_row_of({})") if moved else str,
+        "node_of": partial(str.format, "_node_of({})") if moved else str,
+        "places": rows if moved else None,
         "parent_lines": spell_parents(tree.parents),
-        "node_lines": spell_positions(positions, tree.nodes),
-        "first_lines": spell_table([first for first, _ in plan.spans]),
-        "last_lines": spell_table([last for _, last in plan.spans]),
+        "position_lines": spell_positions(positions, tree.nodes),
+        "row_lines": spell_table(rows),
+        "node_lines": spell_table(places),
+        "first_lines": spell_table([plan.spans[node][0] for node in places]),
+        "last_lines": spell_table([plan.spans[node][1] for node in places]),
     }
+
+
+def _places(plan: TreePlan) -> tuple[list[int], list[int], list[int]]:
+    """Node of each row of scratch, row of each node, and row at each padded position."""
+    places = list(plan.places)
+    rows = [places.index(node) for node in range(len(places))]
+    positions = [rows[n] if n >= 0 else -1 for block in plan.blocks for n in block.nodes]
+    return places, rows, positions

@@ -92,7 +92,7 @@ def _factor(plan: TreePlan) -> tuple[Param, ...]:
         *_pointers(_readout(plan), "readout"),
         *_inverse(plan),
         *_pointers("*fp32", "scales"),
-        *_constants(HEADS=1, DOT=_fold(plan)),
+        *_constants(HEADS=1, OVERLAP=False, DOT=_fold(plan)),
     )
 
 
@@ -123,7 +123,8 @@ def _solve(plan: TreePlan, merged: bool = False) -> tuple[Param, ...]:
         *_pointers(plan.spec.dtype.pointer, "out"),
         *nodes,
         *_strides("slot", "ob", "ot", "oh"),
-        *_constants(MERGED=merged, FOLD=_fold(plan) if merged else None, DOT=_dot(plan)),
+        *_constants(MERGED=merged, OVERLAP=False),
+        *_constants(FOLD=_fold(plan) if merged else None, DOT=_dot(plan)),
     )
 
 

@@ -127,6 +127,11 @@ class TreePlan:
         return sum(block.rows for block in self.blocks)
 
     @property
+    def places(self) -> tuple[int, ...]:
+        """Node of each row of scratch: the blocks' nodes, one after another, without padding."""
+        return tuple(node for block in self.blocks for node in block.nodes if node >= 0)
+
+    @property
     def columns(self) -> tuple[Block, ...]:
         """Blocks that have columns in G and, off the diagonal, in C."""
         return tuple(block for block in self.blocks if block.column)

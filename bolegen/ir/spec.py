@@ -169,6 +169,11 @@ class Target:
     warp: int  # threads
     smem_bytes: int  # shared memory that one program can have
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether a kernel may start before the one that it waits for has ended."""
+        return isinstance(self.arch, int) and self.arch >= 90
+
 
 TARGETS = {
     target.name: target
