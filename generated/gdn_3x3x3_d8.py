@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    8dc2ba66c02b2002
+digest    3b228ac52de1fc05
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -109,7 +109,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="8dc2ba66c02b2002",
+    digest="3b228ac52de1fc05",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -886,11 +886,12 @@ def factor_gdn_3x3x3_d8(
 ):
     """What solve needs of HEADS value heads, ready-made.  Grid (Hv / HEADS, B)."""
     i_h, i_b = tl.program_id(0) * HEADS, tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + i_b)
     if OVERLAP:
         # prepare is done; solve may start on what it has left
         gdc_wait()
         gdc_launch_dependents()
-    if tl.load(slots + i_b) < 0:
+    if slot < 0:
         return
     p_prod = products + (i_b * HV + i_h) * (COLUMNS * COLUMNS)
     _factor(
@@ -996,11 +997,19 @@ def solve_gdn_3x3x3_d8(
     b_beta0 = tl.load(p_scale + o_p)
     b_gate0 = tl.load(p_scale + ROWS + o_p)
     b_rq0 = tl.load(p_scale + 2 * ROWS + o_p)
+    o_c = tl.arange(0, 16)
+    p_m = o_p[None, :] * COLUMNS + o_c[:, None]
+    b_y00h = tl.load(p_y + p_m)
+    b_y00l = tl.load(p_y + ROWS * COLUMNS + p_m)
     o_p = 16 + tl.arange(0, 32)
     b_beta1 = tl.load(p_scale + o_p)
     b_gate1 = tl.load(p_scale + ROWS + o_p)
     b_rq1 = tl.load(p_scale + 2 * ROWS + o_p)
     b_self1 = tl.load(p_scale + 3 * ROWS + o_p)
+    o_c = tl.arange(0, 16)
+    p_m = o_p[None, :] * COLUMNS + o_c[:, None]
+    b_y10h = tl.load(p_y + p_m)
+    b_y10l = tl.load(p_y + ROWS * COLUMNS + p_m)
 
     # positions 0 to 15
     b_ks, b_qs = tl.split(tl.reshape(b_a0, [64, 16, 2]))  # [B_V, nodes]
@@ -1010,13 +1019,9 @@ def solve_gdn_3x3x3_d8(
     b_r0l = (b_r - b_h).to(tl.bfloat16)
     b_r0h = b_h.to(tl.bfloat16)
     o_p = tl.arange(0, 16)
-    o_c = tl.arange(0, 16)
-    p_m = o_p[None, :] * COLUMNS + o_c[:, None]
-    b_y1 = tl.load(p_y + p_m)
-    b_y2 = tl.load(p_y + ROWS * COLUMNS + p_m)
-    b_o = tl.dot(b_r0l, b_y1, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y2, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y1, acc=b_o)
+    b_o = tl.dot(b_r0l, b_y00h, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y00l, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y00h, acc=b_o)
     o_n = tl.arange(0, 16)
     m_all = m_v[:, None] & (o_n < 13)[None, :]
     tl.store(p_o + o_n[None, :] * stride_ot, b_o.to(tl.bfloat16), mask=m_all)
@@ -1027,13 +1032,9 @@ def solve_gdn_3x3x3_d8(
     b_o = b_rq1[None, :] * b_qs
     b_o += b_self1[None, :] * b_r
     o_p = 16 + tl.arange(0, 32)
-    o_c = tl.arange(0, 16)
-    p_m = o_p[None, :] * COLUMNS + o_c[:, None]
-    b_y1 = tl.load(p_y + p_m)
-    b_y2 = tl.load(p_y + ROWS * COLUMNS + p_m)
-    b_o = tl.dot(b_r0l, b_y1, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y2, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y1, acc=b_o)
+    b_o = tl.dot(b_r0l, b_y10h, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y10l, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y10h, acc=b_o)
     o_n = 13 + tl.arange(0, 32)
     m_all = m_v[:, None] & (o_n < 40)[None, :]
     tl.store(p_o + o_n[None, :] * stride_ot, b_o.to(tl.bfloat16), mask=m_all)

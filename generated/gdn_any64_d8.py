@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    4ec3a4c4b33d24a5
+digest    8e16221c442f0d25
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -68,7 +68,7 @@ MODULE = Module(
     contract="fp32",
     factors="replay",
     schedules=("tiled",),
-    digest="4ec3a4c4b33d24a5",
+    digest="8e16221c442f0d25",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -805,11 +805,12 @@ def factor_gdn_any64_d8(
 ):
     """What solve needs of HEADS value heads, ready-made.  Grid (Hv / HEADS, B)."""
     i_h, i_b = tl.program_id(0) * HEADS, tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + i_b)
     if OVERLAP:
         # prepare is done; solve may start on what it has left
         gdc_wait()
         gdc_launch_dependents()
-    if tl.load(slots + i_b) < 0:
+    if slot < 0:
         return
     p_prod = products + (i_b * HV + i_h) * (COLUMNS * COLUMNS)
     _factor(
@@ -915,11 +916,11 @@ def solve_gdn_any64_d8(
     o_p = tl.arange(0, 64)
     o_c = tl.arange(0, 64)
     p_m = o_p[None, :] * COLUMNS + o_c[:, None]
-    b_y1 = tl.load(p_y + p_m)
-    b_y2 = tl.load(p_y + ROWS * COLUMNS + p_m)
-    b_o = tl.dot(b_r0l, b_y1, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y2, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y1, acc=b_o)
+    b_y00h = tl.load(p_y + p_m)
+    b_y00l = tl.load(p_y + ROWS * COLUMNS + p_m)
+    b_o = tl.dot(b_r0l, b_y00h, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y00l, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y00h, acc=b_o)
     o_n = tl.arange(0, 64)
     m_all = m_v[:, None] & (o_n < nodes)[None, :]
     tl.store(p_o + o_n[None, :] * stride_ot, b_o.to(tl.bfloat16), mask=m_all)
