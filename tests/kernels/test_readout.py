@@ -97,12 +97,13 @@ def test_a_coarser_readout_fails_the_looser_bound(size: str) -> None:
 
 
 def test_the_tf32_contract_keeps_a_hundredfold_bound_on_drawn_keys() -> None:
-    for repeat in (0.0, 0.5):
-        m = build("(3,3)", contract="tf32", factors="pku", d_k=64, d_v=64)
-        ratios = play(m, make_round(m, repeat=repeat), [12, 5]).ratios
+    m = build("(3,3)", contract="tf32", factors="pku")
+    alike: list[dict[str, Any]] = [{}, {"repeat": 0.5}, {"repeat": 0.9, "write": 2.0}]
+    found = [play(m, make_round(m, batch=1, **drawn), [12]).ratios for drawn in alike]
+    assert max(ratios["u"] for ratios in found) > 3
+    for ratios in found:
+        assert max(ratios["u"], ratios["state"]) <= 100
         assert ratios["o"] <= 1
-        assert 1 < ratios["u"] <= 100
-        assert ratios["state"] <= 100
 
 
 @pytest.mark.parametrize("dtype", [DType.FP16, DType.FP32])
