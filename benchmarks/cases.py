@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from bolegen.codegen import EmittedModule, compile_template
 from bolegen.ir import DType, LayerSpec, parse_template
@@ -50,7 +51,7 @@ MODELS = {
 
 
 # what the layer is asked for, by the name of a column
-NUMERICS: dict[str, dict[str, str]] = {
+NUMERICS: dict[str, dict[str, Any]] = {
     "fp32": {},
     "tf32": {"contract": "tf32"},
     "bf16-readout": {"readout": "bf16"},
