@@ -11,11 +11,21 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from bolegen.codegen import EmittedModule, compile_template
 from bolegen.ir import DType, LayerSpec, parse_template
 
-__all__ = ["MODELS", "Case", "Shape", "list_cases", "list_scaling", "tree_depth", "tree_parents"]
+__all__ = [
+    "MODELS",
+    "NUMERICS",
+    "Case",
+    "Shape",
+    "list_cases",
+    "list_scaling",
+    "tree_depth",
+    "tree_parents",
+]
 
 EAGLE_DEPTH = 8
 EAGLE_TOP = 8
@@ -40,20 +50,30 @@ MODELS = {
 }
 
 
+# what the layer is asked for, by the name of a column
+NUMERICS: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "tf32": {"contract": "tf32"},
+    "bf16-readout": {"readout": "bf16"},
+}
+
+
 @dataclass(frozen=True)
 class Case:
     """One row of the comparison: a suite, a model, a tree and a batch."""
 
-    suite: str  # verify, commit or scaling
+    suite: str  # verify, commit, accuracy or scaling
     model: str
     tree: str
     batch: int
     state: str = "fp32"
+    numerics: str = "fp32"
 
     @property
     def key(self) -> str:
         """Its name, as ``--only`` matches it."""
-        return f"{self.suite}/{self.model}/{self.tree}/B{self.batch}/{self.state}"
+        name = f"{self.suite}/{self.model}/{self.tree}/B{self.batch}/{self.state}"
+        return f"{name}/{self.numerics}" if self.suite == "accuracy" else name
 
     @property
     def runtime(self) -> bool:
@@ -85,6 +105,7 @@ class Case:
             d_k=shape.d_k,
             d_v=shape.d_v,
             state_dtype=DType(self.state),
+            **NUMERICS[self.numerics],
         )
 
     def compile(self) -> EmittedModule:
@@ -109,6 +130,15 @@ def list_cases() -> Iterator[Case]:
         if model == "9B":
             yield from (Case("commit", model, "eagle64", batch) for batch in batches)
             yield from (Case("verify", model, "333", batch, "bf16") for batch in batches)
+    yield from list_accuracy()
+
+
+def list_accuracy() -> Iterator[Case]:
+    """Ours alone: what each numerics costs and how far it errs, on the same operands."""
+    for tree in ("333", "eagle64"):
+        for batch in (1, 8, 32):
+            for numerics in NUMERICS:
+                yield Case("accuracy", "9B", tree, batch, numerics=numerics)
 
 
 def list_scaling() -> Iterator[Case]:

@@ -176,6 +176,7 @@ def _common(case: Case, r: Operands) -> dict[str, Any]:
         "depth": tree_depth(r.parents),
         "batch": case.batch,
         "state": case.state,
+        "numerics": case.numerics,
         "heads": [shape.key_heads, shape.value_heads],
         "dims": [shape.d_k, shape.d_v],
         "dtype": str(r.x.dtype).removeprefix("torch."),
@@ -199,6 +200,8 @@ def _about_ours(mine: Ours, system: System, r: Operands, about: dict[str, Any]) 
         return found | {"floor_us": round(moved * 1e-6 / about["copy_TBps"], 3)}
     moved = floor_bytes(r, convolved=system.name == "ours.solve")
     found["floor_us"] = round(moved * 1e-6 / about["copy_TBps"], 3)
+    if r.case.suite == "accuracy":
+        found["errors"] = mine.errors(r.sets - 1)
     if r.case.suite == "verify":
         found["kernels_us"] = kernel_times(system, r.sets)
     return found

@@ -86,8 +86,9 @@ def list_tasks(cases: Iterable[Case]) -> list[Task]:
     groups: dict[Any, list[Case]] = {}
     alone = []
     for case in cases:
-        groups.setdefault((case.suite, case.model, case.tree, case.state), []).append(case)
-        if case.suite != "scaling" and not case.runtime:
+        group = (case.suite, case.model, case.tree, case.state, case.numerics)
+        groups.setdefault(group, []).append(case)
+        if case.suite in ("verify", "commit") and not case.runtime:
             alone.append(case)
     tasks = [((case,), False) for case in alone] + [(tuple(g), True) for g in groups.values()]
     return sorted(tasks, key=_weight, reverse=True)

@@ -11,7 +11,7 @@ import torch
 from benchmarks.operands import Operands, split_rows
 from bolegen_runtime.contract import LIMIT
 
-__all__ = ["Exact", "over_contract", "over_relative", "solve_exactly"]
+__all__ = ["Exact", "over_contract", "over_relative", "relative_error", "solve_exactly"]
 
 _CHUNK_BYTES = 8 << 30
 
@@ -35,13 +35,20 @@ def solve_exactly(r: Operands, layer: int) -> Exact:
     return Exact(o, state, _window(r, layer))
 
 
-def over_contract(got: torch.Tensor, exact: torch.Tensor, dims: tuple[int, ...]) -> float:
+def over_contract(
+    got: torch.Tensor, exact: torch.Tensor, dims: tuple[int, ...], limit: float = LIMIT
+) -> float:
     """Largest error over the contract's limit; norms are taken over ``dims``."""
     once = torch.linalg.vector_norm(exact.to(got.dtype).double() - exact, dim=dims)
-    limit = LIMIT * torch.linalg.vector_norm(exact, dim=dims)
+    allowed = limit * torch.linalg.vector_norm(exact, dim=dims)
     if got.dtype != torch.float32:
-        limit = torch.maximum(limit, 1.1 * once)
-    return _worst(torch.linalg.vector_norm(got.double() - exact, dim=dims), limit)
+        allowed = torch.maximum(allowed, 1.1 * once)
+    return _worst(torch.linalg.vector_norm(got.double() - exact, dim=dims), allowed)
+
+
+def relative_error(got: torch.Tensor, exact: torch.Tensor, dims: tuple[int, ...]) -> float:
+    """Largest error over the size of what is exact; norms are taken over ``dims``."""
+    return over_relative(got, exact, dims, 1.0)
 
 
 def over_relative(

@@ -14,6 +14,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
+from benchmarks.accuracy import accuracy_table  # noqa: E402
 from benchmarks.pages import fill  # noqa: E402
 
 __all__ = ["Lines", "fill_page", "main", "read_lines", "tables"]
@@ -106,6 +107,7 @@ def tables(lines: Lines) -> str:
         _verify(lines, "core", "Whole verify core: convolution, gates, factors, solve"),
         _verify(lines, "solve", "Factors and solve on convolved rows"),
         _floors(lines),
+        _accuracy(lines),
         _chains(lines),
         _runtime(lines),
         _commits(lines),
@@ -156,6 +158,14 @@ def _floors(lines: Lines) -> str:
                      parts])  # fmt: skip
     head = [*_NAME, "floor", "core", "core / floor", "traffic", "solve / traffic", "kernels"]
     return _table("Distance from the floors, us a layer", head, rows)
+
+
+def _accuracy(lines: Lines) -> str:
+    """What the opt-ins cost in accuracy and gain in time."""
+    keys = [(line["case"], f"ours.{part}") for line in lines.cases("accuracy")
+            for part in ("core", "solve")]  # fmt: skip
+    found = [lines.times[key] for key in keys if key in lines.times]
+    return _table("Accuracy against speed, us a layer", *accuracy_table(found))
 
 
 def _chains(lines: Lines) -> str:

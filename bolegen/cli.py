@@ -6,16 +6,25 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from bolegen.codegen import EmittedModule, compile_plan, plan_template, write_module
+from bolegen.codegen import (
+    EmittedModule,
+    compile_plan,
+    describe_numerics,
+    plan_template,
+    write_module,
+)
 from bolegen.errors import BolegenError, OutputError, SpecError, TreeError
 from bolegen.ir import (
     CONTRACTS,
     FACTOR_LAYOUTS,
     NOTATIONS,
+    READOUTS,
     TARGETS,
     DType,
     LayerSpec,
     Solver,
+    Target,
+    TreePlan,
     draw_svg,
     find_mixer,
     find_target,
@@ -71,8 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     compiler.add_argument("--out", type=Path, default=Path("generated"), metavar="DIR")
     compiler.set_defaults(run=_compile)
 
-    shower = commands.add_parser("show", help="print a tree, its levels and its ancestor mask")
+    shower = commands.add_parser("show", help="print a tree, its ancestor mask and the numerics")
     _add_template(shower)
+    _add_layer(shower)
     shower.add_argument("--svg", type=Path, metavar="FILE", help="draw it to FILE as well")
     shower.set_defaults(run=_show)
 
@@ -121,15 +131,20 @@ def _add_layer(parser: argparse.ArgumentParser) -> None:
     add("--state-dtype", choices=["fp32", "bf16"], default="fp32", help="of the state pool")
     add("--factors", choices=FACTOR_LAYOUTS, default="replay")
     add("--contract", choices=CONTRACTS, default="fp32", help="tf32 trades accuracy for speed")
+    add("--readout", choices=READOUTS, default="split", help="bf16 trades O's accuracy for speed")
     add("--solver", choices=[s.value for s in Solver], help="chosen from the tree by default")
 
 
-def _compile(options: argparse.Namespace) -> None:
-    spec = _layer(options)
-    target = find_target(options.target) if options.target else None
+def _plan_tree(options: argparse.Namespace, target: Target | None = None) -> TreePlan:
     solver = Solver(options.solver) if options.solver else None
-    plan = plan_template(options.template, spec, depth=options.depth, target=target, solver=solver)
-    module = compile_plan(plan)
+    return plan_template(
+        options.template, _layer(options), depth=options.depth, target=target, solver=solver
+    )
+
+
+def _compile(options: argparse.Namespace) -> None:
+    target = find_target(options.target) if options.target else None
+    module = compile_plan(_plan_tree(options, target))
     built = ""
     if target is not None:
         built = _build_table(module, options.target)
@@ -163,6 +178,10 @@ def _summary(module: EmittedModule) -> str:
     ]
     if spec.contract != "fp32":
         lines.append(f"contract  {spec.contract}: outside the fp32 error bounds, by request")
+    if spec.readout != "split":
+        lines.append(
+            f"readout   {spec.readout}: outputs outside the fp32 error bounds, by request"
+        )
     return "\n".join(lines)
 
 
@@ -195,6 +214,7 @@ def _layer(options: argparse.Namespace) -> LayerSpec:
         state_dtype=DType(options.state_dtype),
         factors=options.factors,
         contract=options.contract,
+        readout=options.readout,
     )
 
 
@@ -212,18 +232,17 @@ def _pair(text: str | None, name: str, default: tuple[int, int]) -> tuple[int, i
 
 
 def _show(options: argparse.Namespace) -> None:
-    tree = parse_template(options.template)
+    tree, numerics = parse_template(options.template), describe_numerics(_plan_tree(options))
     if options.svg is not None:
         try:
             options.svg.write_text(draw_svg(tree), "utf-8")
         except OSError as error:
             raise OutputError(f"cannot write {options.svg}: {error.strerror}") from error
-    print(show_tree(tree), end="")
+    print(show_tree(tree), f"numerics: {numerics}", sep="\n")
 
 
 def _plan(options: argparse.Namespace) -> None:
-    solver = Solver(options.solver) if options.solver else None
-    plan = plan_template(options.template, _layer(options), depth=options.depth, solver=solver)
+    plan = _plan_tree(options)
     layers = find_model(options.model or _MODEL).layers
     if options.layers is not None:
         layers = options.layers

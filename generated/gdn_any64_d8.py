@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    8e16221c442f0d25
+digest    b44153b39d1aa167
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -47,6 +47,7 @@ class Module:
     dtype: torch.dtype
     state_dtype: torch.dtype
     contract: str
+    readout: str  # Y R in O: split keeps the contract; bf16 rounds Y and R first
     factors: str
     schedules: tuple[str, ...]
     digest: str
@@ -66,9 +67,10 @@ MODULE = Module(
     dtype=torch.bfloat16,
     state_dtype=torch.float32,
     contract="fp32",
+    readout="split",
     factors="replay",
     schedules=("tiled",),
-    digest="8e16221c442f0d25",
+    digest="b44153b39d1aa167",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"

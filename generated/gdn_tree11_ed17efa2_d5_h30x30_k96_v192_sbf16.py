@@ -8,7 +8,7 @@ layer     heads 30:30, dims 96:192, convolution 4, activations bf16, state bf16
 numerics  contract fp32; state exact in bf16; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 23280 bytes a node (a state snapshot: 2280960)
 solver    horner; blocks of 16; 16 columns of G
-digest    e6ced03f9df9f786
+digest    17a2ae56910b7533
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -47,6 +47,7 @@ class Module:
     dtype: torch.dtype
     state_dtype: torch.dtype
     contract: str
+    readout: str  # Y R in O: split keeps the contract; bf16 rounds Y and R first
     factors: str
     schedules: tuple[str, ...]
     digest: str
@@ -66,9 +67,10 @@ MODULE = Module(
     dtype=torch.bfloat16,
     state_dtype=torch.bfloat16,
     contract="fp32",
+    readout="split",
     factors="replay",
     schedules=("tiled",),
-    digest="e6ced03f9df9f786",
+    digest="17a2ae56910b7533",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"

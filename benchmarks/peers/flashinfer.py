@@ -1,12 +1,14 @@
 """FlashInfer's verify of chains, from a library that was compiled elsewhere.
 
-Its kernel is written in a language whose compiler is too large to carry. The library is loaded
-through tvm-ffi; a JSON file beside it, of the same name, gives the function for each
-``"value heads,batch"``. It takes 8 nodes and float32 states.
+Its kernel is written in a language whose compiler is too large to carry: build_flashinfer.py makes
+the library. It is loaded through tvm-ffi, which may lie beside it; a JSON file of the same name
+gives the function for each ``"value heads,batch"``. It takes 8 nodes and float32 states.
 """
 
+import ctypes
 import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,10 @@ class FlashInfer:
         self.serial, self.r = serial, serial.r
         r = self.r
         batch = r.case.batch
+        sys.path.append(str(library.parent.resolve()))
         table = json.loads(library.with_suffix(".json").read_text("utf-8"))
-        module: Any = importlib.import_module("tvm_ffi").load_module(str(library))
+        module: Any = importlib.import_module("tvm_ffi").load_module(str(library.resolve()))
         self.verify = module[table[f"{r.case.shape.value_heads},{batch}"]]
-        self.stream: Any = importlib.import_module("cuda.bindings.driver").CUstream
         self.out = r.x.new_empty(r.sets, *r.x.shape[1:3], *r.state.shape[2:4])
         index: dict[str, Any] = {"dtype": torch.int32, "device": r.x.device}
         self.unused = torch.zeros(batch + 1, **index), torch.zeros(batch, self.nodes, **index)
@@ -44,7 +46,7 @@ class FlashInfer:
     def _solve(self, i: int) -> torch.Tensor:
         r, snapshots = self.r, self.serial.snapshots
         q, k, v = split_rows(r.case, r.rows[i])
-        stream = self.stream(torch.cuda.current_stream().cuda_stream)
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         self.verify(
             r.state[i].flatten(0, 1), snapshots[i % len(snapshots)].flatten(0, 2), r.A_log, r.a[i],
             r.dt_bias, q, k, v, r.b[i], self.out[i], r.slots, r.slots, *self.unused, v, k,

@@ -16,7 +16,14 @@ from bolegen.errors import EmitError, OutputError
 from bolegen.ir import KernelModule, Solver, TreePlan, spell_template
 from bolegen.version import __version__
 
-__all__ = ["TEMPLATES", "EmittedModule", "digest_of", "emit_module", "write_module"]
+__all__ = [
+    "TEMPLATES",
+    "EmittedModule",
+    "describe_numerics",
+    "digest_of",
+    "emit_module",
+    "write_module",
+]
 
 TEMPLATES = (
     "header",
@@ -147,7 +154,7 @@ def _header(plan: TreePlan, module: KernelModule) -> dict[str, object]:
         "layer": f"heads {spec.key_heads}:{spec.value_heads}, dims {spec.d_k}:{spec.d_v}, "
         f"convolution {spec.conv}, activations {spec.dtype.value}, "
         f"state {spec.state_dtype.value}",
-        "numerics": _numerics(plan),
+        "numerics": describe_numerics(plan),
         "factor_line": f"{spec.factors}, {spec.factor_bytes} bytes a node "
         f"(a state snapshot: {spec.snapshot_bytes})",
         "solver_line": _solver(plan),
@@ -162,13 +169,15 @@ def _proof(plan: TreePlan) -> str:
     return f"by support: G^{plan.depth + 1} = 0 for every tree of depth {plan.depth} or less"
 
 
-def _numerics(plan: TreePlan) -> str:
+def describe_numerics(plan: TreePlan) -> str:
+    """The contract, and how the state, Y and R enter their products."""
     spec, terms = plan.spec, plan.precision.state_terms
     how = {0: f"whole, {plan.precision.dot}", 1: "exact in bf16", 2: "in two bf16 terms"}[terms]
     y = f"Y in {plan.precision.fold or plan.precision.dot}"
     if plan.precision.readout_terms:
-        y += " and two bf16 terms, as R"
-    return f"contract {spec.contract}; state {how}; {y}"
+        y += ", then bf16, as R" if spec.readout == "bf16" else " and two bf16 terms, as R"
+    contract = spec.contract if spec.readout == "split" else f"{spec.contract}, readout bf16"
+    return f"contract {contract}; state {how}; {y}"
 
 
 def _solver(plan: TreePlan) -> str:

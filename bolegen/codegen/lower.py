@@ -36,6 +36,8 @@ def module_name(plan: TreePlan) -> str:
         parts.append(spec.factors)
     if spec.contract != "fp32":
         parts.append(spec.contract)
+    if spec.readout != "split":
+        parts.append(f"r{spec.readout}")
     if plan.solver_is_chosen:
         parts.append(plan.solver.value)
     if plan.target is not None:
@@ -63,6 +65,7 @@ def _shape(plan: TreePlan) -> dict[str, object]:
         "dtype": spec.dtype.torch,
         "state_dtype": spec.state_dtype.torch,
         "contract": spec.contract,
+        "readout": spec.readout,
         "factors": spec.factors,
         "replay": spec.factors == "replay",
         "scale": repr(float(spec.d_k) ** -0.5),
@@ -124,6 +127,7 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
         "hip_dot": precision.hip_dot,
         "state_terms": precision.state_terms,
         "readout_terms": precision.readout_terms,
+        "readout_how": ("", "in bf16", "in two bf16 terms")[min(precision.readout_terms, 2)],
         "folds": precision.fold is not None,
         "fold": precision.fold,
         "precise_silu": spec.dtype is DType.FP32,

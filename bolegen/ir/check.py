@@ -19,6 +19,10 @@ def check_plan(plan: TreePlan) -> None:
         _need(any(node >= 0 for node in block.nodes), f"block at {start} holds no node")
         start += block.rows
     _need(0 <= plan.steps <= plan.depth, f"steps {plan.steps} must lie in 0..{plan.depth}")
+    _need(
+        plan.precision.readout_terms != 1 or plan.spec.readout == "bf16",
+        "Y and R enter O in one bf16 term only where the layer asks for it",
+    )
     if plan.tiling.rolled:
         _need(not plan.precision.readout_terms, "column blocks in loops read Y back in float32")
         _need(all(b.inverted for b in plan.columns), "column blocks in loops must be inverted")

@@ -11,6 +11,7 @@ __all__ = [
     "GDN",
     "MIXERS",
     "PORTABLE_SMEM",
+    "READOUTS",
     "TARGETS",
     "DType",
     "Decay",
@@ -79,14 +80,16 @@ GDN = Mixer(
 MIXERS = {GDN.name: GDN}
 FACTOR_LAYOUTS = ("replay", "pku")
 CONTRACTS = ("fp32", "tf32")
+READOUTS = ("split", "bf16")
 
 
 @dataclass(frozen=True)
 class LayerSpec:
     """One recurrent layer: Hk key heads, Hv value heads, state [Hv, d_v, d_k].
 
+    ``readout``: Y and R meet in O in two bf16 terms each (split), or rounded to bf16 (bf16).
     Raises SpecError for shapes outside the contract: head ratio whole, dims multiples of 8
-    from 16, d_k to 256, d_v to 512, convolution width 2 to 4.
+    from 16, d_k to 256, d_v to 512, convolution width 2 to 4, a bf16 readout of bf16 rows only.
     """
 
     mixer: Mixer = GDN
@@ -99,6 +102,7 @@ class LayerSpec:
     state_dtype: DType = DType.FP32
     factors: str = "replay"
     contract: str = "fp32"
+    readout: str = "split"
 
     def __post_init__(self) -> None:
         if self.key_heads < 1 or self.value_heads < 1 or self.value_heads > 1024:
@@ -127,6 +131,13 @@ class LayerSpec:
             )
         if self.contract not in CONTRACTS:
             raise SpecError(f"contract {self.contract!r} not known; have {', '.join(CONTRACTS)}")
+        if self.readout not in READOUTS:
+            raise SpecError(f"readout {self.readout!r} not known; have {', '.join(READOUTS)}")
+        if self.readout == "bf16" and self.dtype is not DType.BF16:
+            raise SpecError(
+                f"readout bf16 is for outputs rounded to bf16, not to {self.dtype.value}; "
+                "use readout split"
+            )
 
     @property
     def ratio(self) -> int:

@@ -52,6 +52,7 @@ class Request:
     state_dtype: str = "fp32"
     factors: str = "replay"
     contract: str = "fp32"
+    readout: str = "split"
     solver: str | None = None
     mixer: str = "gdn"
 
@@ -99,6 +100,7 @@ def load(
     state_dtype: str = "fp32",
     factors: str = "replay",
     contract: str = "fp32",
+    readout: str = "split",
     solver: str | None = None,
     mixer: str = "gdn",
     settings: Settings | None = None,
@@ -112,8 +114,9 @@ def load(
     (TreeError, SpecError).
     """
     request = Request(
-        template, depth, heads, dims, conv, dtype, state_dtype, factors, contract, solver, mixer
-    )
+        template, depth, heads, dims, conv, dtype, state_dtype, factors, contract, readout,
+        solver, mixer,
+    )  # fmt: skip
     settings = settings or Settings.from_env()
     with _loading:
         if (request, settings) not in _loaded:
@@ -217,6 +220,7 @@ def _compile(request: Request) -> tuple[str, str]:
         state_dtype=DType(request.state_dtype),
         factors=request.factors,
         contract=request.contract,
+        readout=request.readout,
     )
     solver = Solver(request.solver) if request.solver else None
     emitted = compile_template(request.template, spec, depth=request.depth, solver=solver)

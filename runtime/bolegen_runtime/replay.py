@@ -181,7 +181,8 @@ def _request(record: dict[str, Any]) -> dict[str, Any]:
         template = f"any:{int(record['nodes'])}"
         if parents is not None:
             template = f"parents:[{','.join(str(int(parent)) for parent in parents)}]"
-        asked = {name: record[name] for name in ("conv", "factors", "contract", "mixer", "depth")}
+        same = ("conv", "factors", "contract", "readout", "mixer", "depth")
+        asked = {name: record[name] for name in same}
         asked |= {name: spelled[record[name]] for name in ("dtype", "state_dtype")}
         asked |= {name: tuple(record[name]) for name in ("heads", "dims")}
         return asked | {"template": template, "solver": chosen_solver(str(record["name"]))}

@@ -31,6 +31,14 @@ OURS: dict[str, Any] = {
     "floor_us": 5.0,
     "kernels_us": {"solve": 8.0},
 }
+
+
+def accuracy(numerics: str, us: float, error: float) -> str:
+    case = f"accuracy/9B/333/B8/fp32/{numerics}"
+    errors = {"o": error, "state": 1e-7}
+    return line("ours.solve", us, "accuracy", case=case, numerics=numerics, errors=errors, **OURS)
+
+
 TEXT = "\n".join([
     line("ours.core", 99.0, **OURS),
     line("ours.core", 20.0, **OURS),
@@ -42,6 +50,8 @@ TEXT = "\n".join([
     line("sglang.solve", 18.0, tree="chain8"),
     line("ours.commit", 200.0, suite="commit", layers=24, **OURS),
     line("sglang.commit", 220.0, suite="commit"),
+    accuracy("fp32", 20.0, 1.7e-3),
+    accuracy("bf16-readout", 18.0, 2.5e-3),
     line("ours.core", 12.0, suite="scaling", tree="random64d8", **OURS),
     json.dumps({"kind": "compile", "case": "scaling/9B/x/B8/fp32", "ours": True, "text_s": 0.1,
                 "build_s": {"ours.core": 7.0}}),
@@ -56,6 +66,8 @@ def test_the_tables_hold_the_last_figures_and_their_ratios() -> None:
     assert "| 5.0 | 20.0 | 4.00x | 10.0 | 0.80x | solve 8.0 |" in page
     assert "| solve | 18.0 | 15.0 |  |  | 6.0 | 2.50x |" in page
     assert "| core | 20.0 | 30.0 | 1.50x |" in page
+    columns = "20.0 | 1.7e-03, 1.0e-07 |  |  | 18.0 | 2.5e-03, 1.0e-07"
+    assert f"| 9B | 333 | 40 | 8 | fp32 | solve | {columns} |" in page
     assert "| 24 | 5.0 | 220.0 | 200.0 | 1.10x |" in page
     assert "| scaling/9B/x/B8/fp32 | ours.core | 0.10 | 7.0 |" in page
     assert "| verify/9B/y/B1/fp32 | refused | o 7 |" in page

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import contest, timing
-from benchmarks.cases import Case
+from benchmarks.cases import NUMERICS, Case
 from benchmarks.operands import Operands, draw_operands
 from benchmarks.systems import Ours, System
 from benchmarks.timing import WrongResultError, judge
@@ -35,6 +35,30 @@ def test_our_verify_is_right(tree: str, state: str) -> None:
     core, solve = (play(entry()) for entry in entries[:2])
     assert set(core) == {"o", "state", "window"}
     assert set(solve) == {"o", "state"}
+
+
+def test_each_numerics_is_right_by_its_own_limits_and_says_how_far_it_errs() -> None:
+    errors = {}
+    for numerics in NUMERICS:
+        case = dataclasses.replace(STATIC, suite="accuracy", numerics=numerics)
+        mine, entries = ours(draw_operands(case, 2, "cpu"))
+        assert len(entries) == 2
+        play(entries[0]())
+        play(entries[1]())
+        errors[numerics] = mine.errors(1)
+    assert errors["fp32"]["o"] < errors["bf16-readout"]["o"] < 4e-3
+    assert len({each["state"] for each in errors.values()}) == 1
+    assert errors["fp32"]["state"] < 1e-6
+
+
+def test_limits_of_the_opt_ins_do_not_loosen_the_default() -> None:
+    _, entries = ours(draw_operands(STATIC, 2, "cpu"))
+    system = entries[0]()
+    system.prepare()
+    output = system.run(1)
+    output *= 1 + 2**-8
+    with pytest.raises(WrongResultError, match=r"'o': [1-9]"):
+        judge(system, 1, output)
 
 
 def test_our_commit_is_right() -> None:

@@ -49,6 +49,7 @@ MISTAKES = {
     "levels at run time": (["--template", "any:8", "--solver", "levels"], "needs a static"),
     "levels of a chain": (["--template", "chain:64", "--solver", "levels"], "substitution"),
     "dtype": (["--template", "(2)", "--dtype", "int8"], "invalid choice"),
+    "readout": (["--template", "(2)", "--readout", "bf16", "--dtype", "fp16"], "not to fp16"),
     "no template": ([], "--template"),
     "no number": (["--template", "(2)", "--depth", "deep"], "invalid int value"),
 }
@@ -120,7 +121,11 @@ def test_a_model_gives_the_shapes_and_options_override_them(tmp_path: Path) -> N
 def test_show_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "tree.svg"
     assert main(["show", "--template", "(3,3,3)", "--svg", str(picture)]) == 0
-    assert "40 nodes" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "40 nodes" in printed
+    assert "numerics: contract fp32; state in two bf16 terms" in printed
+    assert main(["show", "--template", "any:8", "--readout", "bf16"]) == 0
+    assert "numerics: contract fp32, readout bf16; " in capsys.readouterr().out
     assert picture.read_text("utf-8").startswith("<svg")
 
 

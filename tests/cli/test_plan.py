@@ -40,6 +40,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "chain": {"template": "chain:100", "spec": replace(SMALL, dtype=DType.FP16, conv=2)},
     "fp32": {"template": "(2,2)", "spec": replace(SMALL, dtype=DType.FP32, conv=3)},
     "tf32": {"template": "(2,2)", "spec": replace(SMALL, contract="tf32", d_v=104)},
+    "readout": {"template": "(2,2)", "spec": replace(SMALL, readout="bf16")},
     "rolled": {"template": LONG, "spec": replace(SMALL, d_k=64)},
     "wide-runtime": {"template": "any:512", "depth": 20, "spec": replace(SMALL, factors="pku")},
 }

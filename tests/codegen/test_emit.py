@@ -46,6 +46,7 @@ SPREAD: dict[str, dict[str, Any]] = {
         "template": "(2,2)",
         "spec": LayerSpec(state_dtype=DType.BF16, d_k=256, d_v=512, contract="tf32"),
     },
+    "readout": {"template": "(3,3)", "spec": LayerSpec(readout="bf16", factors="pku")},
     "target": {"template": "(3,3)", "target": find_target("gfx942"), "depth": 511},
 }
 
@@ -136,6 +137,7 @@ CHANGED: dict[str, Any] = {
     "state_dtype": DType.BF16,
     "factors": "pku",
     "contract": "tf32",
+    "readout": "bf16",
 }
 
 
@@ -183,7 +185,8 @@ def numbers_of(value: Any) -> dict[str, Any]:
         if isinstance(now, bool):
             other[field.name] = not now
         elif isinstance(now, int):
-            other[field.name] = 1 if field.name == "state_terms" else 2 * now
+            terms = {"state_terms": 1, "readout_terms": 0}
+            other[field.name] = terms.get(field.name, 2 * now)
         else:
             other[field.name] = "ieee"
     return other
@@ -224,7 +227,7 @@ def test_the_polynomial_is_nested_and_never_summed(name: str) -> None:
 def planned_dots(plan: TreePlan) -> tuple[int, int]:
     """tl.dot calls of factor and solve as written: Y (and Z) by column blocks, R against them."""
     both = 1 if plan.spec.factors == "replay" else 2
-    terms = 3 if plan.precision.readout_terms else 1
+    terms = 3 if plan.precision.readout_terms == 2 else 1
     factor, solve = 0, 0
     # one column block: written out for a head alone, and for all value heads of a key head
     heads = {1, plan.tiling.heads} if len(plan.columns) == 1 else {1}

@@ -80,6 +80,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"template": "chain:127", **SOME},
         {"repeat": 0.9, "write": 2.0, **SLOW},
     ),
+    "bf16 readout": ({"template": "(3,3,3)", "readout": "bf16", **SOME}, {}),
+    "bf16 readout, parallel keys": (
+        {"template": "chain:31", "readout": "bf16", **SOME},
+        {"repeat": 0.9, "write": 12.0, **SLOW},
+    ),
     "decays that underflow": ({"template": "chain:31", **SOME}, {"log_rate": (3.0, 5.0)}),
     "256 nodes": ({"template": spell(grow(256, 16, seed=3)), **SOME}, {}),
 }

@@ -274,9 +274,14 @@ def test_a_pool_of_graphs_warms_up_checked() -> None:
     GraphPool(m, weights, r.state, r.conv_state, batches=(3,)).find_graph(3).prewarm()
 
 
-def test_a_module_without_bounds_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected mixer gdn and contract fp32, got gdn and tf32"):
-        CheckedModule(module(contract="tf32"))
+@pytest.mark.parametrize(
+    ("option", "got"),
+    [({"contract": "tf32"}, "gdn, tf32, split"), ({"readout": "bf16"}, "gdn, fp32, bf16")],
+    ids=str,
+)
+def test_a_module_with_bounds_of_its_own_is_refused(option: dict[str, str], got: str) -> None:
+    with pytest.raises(ValueError, match=f"contract fp32 and readout split, got {got}"):
+        CheckedModule(module(**option))
 
 
 def test_a_limit_of_zero_is_met_by_zero_alone() -> None:

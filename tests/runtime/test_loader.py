@@ -78,6 +78,7 @@ def test_every_field_of_a_request_changes_the_key_and_the_module(settings: Setti
         "state_dtype": "bf16",
         "factors": "pku",
         "contract": "tf32",
+        "readout": "bf16",
         "solver": "substitution",
         "mixer": "other",
     }
@@ -183,6 +184,7 @@ def test_a_generated_module_answers(
         {"template": "(2,2)"},
         {"depth": 3},
         {"spec": replace(SPEC, contract="tf32")},
+        {"spec": replace(SPEC, readout="bf16")},
         {"spec": replace(SPEC, factors="pku")},
         {"solver": Solver.HORNER},
     ],

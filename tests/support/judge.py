@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from bolegen import oracle
+from bolegen.interpret import Operands, decay_products, true_mask
 from bolegen.oracle import Array
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 LIMIT = 5e-6  # docs/theory.md, in norms over a head
+READOUT = 8e-3  # two roundings to bf16, of |Y| |R|
 
 Pool = tuple[torch.Tensor, torch.Tensor]  # states and convolution windows of all layers
 
@@ -105,10 +107,29 @@ def check_verify(m: ModuleType, r: Any, out: torch.Tensor, factors: Any, layer: 
             limit = LIMIT * float(np.linalg.norm(exact))
             if m.MODULE.dtype != torch.float32:
                 limit = max(rounding(exact, m.MODULE.dtype), limit)
+            if m.MODULE.readout == "bf16":
+                limit += READOUT * _measure_readout(r.trees[row], known, state, head, live)
             worst.note("o", float(np.linalg.norm(got[:, head] - exact)), limit)
         if factors.u is not None:
             _check_u(r, numpy64(factors.u[layer, row]), want.u, (*known[1:], state), row, worst)
     return worst
+
+
+def _measure_readout(
+    parents: Sequence[int], known: tuple[Array, ...], state: Array, head: int, live: Array | None
+) -> float:
+    """Norm of |Y| |R| of one head, Y = C (I + G)^-1: what one rounding of each costs at most."""
+    q, k, v, g, beta = known
+    key = head // (v.shape[1] // k.shape[1])
+    one = Operands.from_arrays(
+        q[:, key], k[:, key], v[:, head], np.exp(g[:, head]), beta[:, head], state[head]
+    )
+    ratio, reach = decay_products(parents, one)
+    mask, write, own = true_mask(parents), one.beta[:, None], np.eye(len(parents))
+    inverted = own + np.where(mask, ratio * one.kk * write, 0)
+    y = np.linalg.solve(inverted.T, np.where(mask | (own > 0), ratio * one.qk, 0).T).T
+    each = np.abs(y) @ np.abs(write * (one.v - reach * one.ks))
+    return float(np.linalg.norm(each if live is None else each[live]))
 
 
 def _check_conv(r: Any, factors: Any, layer: int, row: int, worst: Worst) -> None:

@@ -53,6 +53,11 @@ def tile_values(plan: TreePlan) -> TreePlan:
         rolled=rolled,
     )
     precision = plan.precision
+    if rolled and plan.spec.readout == "bf16":
+        raise SpecError(
+            f"readout bf16 is not there for trees of {plan.tree.nodes} nodes: their column blocks "
+            "run in loops, which read Y back in float32; use readout split"
+        )
     if rolled:
         precision = replace(precision, readout_terms=0, fold=None)
     return replace(plan, tiling=tiling, precision=precision)
