@@ -86,9 +86,11 @@ def _recur(
     b_v = tl.load(p_row + 2 * HK * DK + i_h * DV + o_v).to(tl.float32)
     b_q = b_q / tl.sqrt(tl.sum(b_q * b_q) + 1e-6) * (DK**-0.5)
     b_k = b_k / tl.sqrt(tl.sum(b_k * b_k) + 1e-6)
-    gate = tl.load(p_a + i_b * stride_a + i_h).to(tl.float32) + tl.load(p_bias + i_h)
+    gate = tl.load(p_a + i_b * stride_a + i_h).to(tl.float32) + tl.load(p_bias + i_h).to(
+        tl.float32
+    )
     soft = tl.where(gate > 20.0, gate, tl.log(1.0 + tl.exp(tl.minimum(gate, 20.0))))
-    decay = tl.exp(-tl.exp(tl.load(p_log + i_h)) * soft)
+    decay = tl.exp(-tl.exp(tl.load(p_log + i_h).to(tl.float32)) * soft)
     beta = 1.0 / (1.0 + tl.exp(-tl.load(p_b + i_b * stride_b + i_h).to(tl.float32)))
     slot = tl.load(p_slots + i_b).to(tl.int64)
     p_s = p_state + (slot * HV + i_h) * DV * DK + o_v[:, None] * DK + o_k[None, :]

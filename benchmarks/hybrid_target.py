@@ -1,55 +1,29 @@
 # mypy: allow-untyped-calls
-"""A hybrid target with random weights in plain torch: one-token decode, and passes over trees.
+"""Passes of a Qwen3.5 model of transformers: one-token decode, and whole draft trees.
 
-Shapes are Qwen3.5-9B's: 24 Gated DeltaNet and 8 gated full-attention layers, MLPs, logits. Trees
-go through generated modules and an ancestor mask, commit included; decode updates states in place
-with two small kernels, as engines do. Attention reads the prefix in splits by flash attention and
-merges the tree's own part by log-sum-exp. Rows of the tree are not appended to the KV cache.
+The model's own modules and weights, with two things put in their place: a Gated DeltaNet layer's
+convolution and recurrence are a generated module's verify (trees, commit included) or two small
+kernels that update states in place, as engines decode; attention goes over a static KV memory.
+It reads the prefix in splits by flash attention and merges the tree's own part, under an ancestor
+mask, by log-sum-exp. Rows of the tree are not appended to the KV memory.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from benchmarks.decode_kernels import decode_step
 from bolegen_runtime import Pass
+from examples.tree_decoding import layers
 
-__all__ = ["QWEN", "HybridTarget", "Place", "TargetShape", "attend", "heap_tree"]
+__all__ = ["HybridTarget", "Place", "attend", "heap_tree"]
 
-
-@dataclass(frozen=True)
-class TargetShape:
-    """A Qwen3.5-type text model; every ``period``-th layer is full attention."""
-
-    layers: int = 32
-    period: int = 4
-    hidden: int = 4096
-    inner: int = 12288
-    vocabulary: int = 248320
-    query_heads: int = 16
-    kv_heads: int = 4
-    head_dim: int = 256
-    rotary: int = 64
-    heads: tuple[int, int] = (16, 32)
-    dims: tuple[int, int] = (128, 128)
-    conv: int = 4
-
-    @property
-    def channels(self) -> int:
-        """Of the convolution: q, k and v."""
-        return 2 * self.heads[0] * self.dims[0] + self.heads[1] * self.dims[1]
-
-    def is_attention(self, layer: int) -> bool:
-        """Whether a layer is full attention."""
-        return layer % self.period == self.period - 1
-
-
-QWEN = TargetShape()
+Mix = Callable[[Any, Tensor], Tensor]
+"""A token mixer: transformers' module and its normalised rows, to rows [B, n, hidden]."""
 
 
 def heap_tree(nodes: int) -> list[int]:
@@ -66,49 +40,50 @@ class Place:
     slots: Tensor  # [B]
     parents: Tensor  # [B, n]
     sees: Tensor  # [n, n] bool
-    rope: tuple[Tensor, Tensor]  # [n, rotary / 2]
+    rope: layers.Rope  # [1, n, rotary] each
     last: Tensor  # [B]
 
 
 class HybridTarget:
-    """Weights, states and KV memory for up to ``batch`` requests of ``context`` tokens.
+    """A model, with states and KV memory for up to ``batch`` requests of ``context`` tokens.
 
-    modules: generated any:N modules by N; a pass uses the smallest that holds a request's nodes.
+    model: transformers' Qwen3_5ForCausalLM, whose weights are used where they are. modules:
+    generated any:N modules by N; a pass uses the smallest that holds a request's nodes. States,
+    windows, keys and values start random.
     """
 
     def __init__(
-        self,
-        shape: TargetShape,
-        modules: Mapping[int, ModuleType],
-        *,
-        batch: int,
-        context: int,
-        device: str = "cuda",
-        dtype: torch.dtype = torch.bfloat16,
+        self, model: Any, modules: Mapping[int, ModuleType], *, batch: int, context: int
     ) -> None:
-        self.shape, self.modules = shape, dict(sorted(modules.items()))
-        self.dtype, self.device = dtype, torch.device(device)
+        self.model, self.modules = model, dict(sorted(modules.items()))
+        self.dtype, self.device = model.lm_head.weight.dtype, model.lm_head.weight.device
         self._gen = torch.Generator(self.device).manual_seed(0)
-        s = shape
-        self.embed = self._weight(s.vocabulary, s.hidden)
-        self.head = self._weight(s.vocabulary, s.hidden)
-        self.layers = [self._layer(i) for i in range(s.layers)]
-        recurrent = sum(not s.is_attention(i) for i in range(s.layers))
-        value_heads, (d_k, d_v) = s.heads[1], s.dims
-        self.states = self._random(recurrent, batch, value_heads, d_v, d_k, dtype=torch.float32)
-        self.windows = self._random(recurrent, batch, s.channels, s.conv - 1)
+        c = self.config = model.config
+        self.mixers = [n.linear_attn for n in model.model.layers if layers.is_recurrent(n)]
+        recurrent, channels = len(self.mixers), self.mixers[0].conv_dim
+        self.heads = (c.linear_num_key_heads, c.linear_num_value_heads)
+        state = (self.heads[1], c.linear_value_head_dim, c.linear_key_head_dim)
+        self.states = self._random(recurrent, batch, *state, dtype=torch.float32)
+        self.windows = self._random(recurrent, batch, channels, c.linear_conv_kernel_dim - 1)
         # one pool for the keys and values of any batch and context that fit
-        sizes = (s.layers - recurrent, batch * s.kv_heads * context * s.head_dim)
-        self.keys, self.values = self._random(*sizes), self._random(*sizes)
+        size = batch * c.num_key_value_heads * context * c.head_dim
+        pool = (c.num_hidden_layers - recurrent, size)
+        self._keys, self._values = self._random(*pool), self._random(*pool)
         self.factors = {
             n: module.allocate(batch, recurrent, self.device) for n, module in self.modules.items()
         }
+
+    def memory(self, layer: int, rows: int, context: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [rows, Hkv, context, D] of the layer-th attention layer, as views."""
+        shape = (rows, self.config.num_key_value_heads, context, self.config.head_dim)
+        size = rows * shape[1] * context * shape[3]
+        return self._keys[layer, :size].view(shape), self._values[layer, :size].view(shape)
 
     def prepare(self, target_pass: Pass) -> Callable[[], Tensor]:
         """What runs a pass and returns its logits [B, n, vocabulary]; checked arguments, once."""
         place = self.place(target_pass)
         tokens = torch.randint(
-            self.shape.vocabulary, place.parents.shape, generator=self._gen, device=self.device
+            self.config.vocab_size, place.parents.shape, generator=self._gen, device=self.device
         )
         if place.module is not None:
             factors = self.factors[place.module]
@@ -117,106 +92,81 @@ class HybridTarget:
             factors.check = False
         return lambda: self.run(tokens, place)
 
-    def place(self, target_pass: Pass) -> Place:
-        """Everything of a pass but its tokens. Raises ValueError for more nodes than modules."""
+    def place(self, target_pass: Pass, tree: Sequence[int] | None = None) -> Place:
+        """Everything of a pass but its tokens; tree: the parents of each row, None for a heap's.
+
+        Raises ValueError for more nodes than modules.
+        """
         rows, nodes = target_pass.batch, target_pass.nodes // target_pass.batch
-        tree, module = heap_tree(nodes), None
+        tree, module = tree or heap_tree(nodes), None
         if target_pass.template is not None:
             module = next((n for n in self.modules if n >= nodes), None)
             if module is None:
                 raise ValueError(f"nodes: expected at most {max(self.modules)}, got {nodes}")
         sees = _ancestors(tree).to(self.device)
-        half = self.shape.rotary // 2
-        rates = 1e7 ** -(torch.arange(half, device=self.device) / half)
-        angles = (target_pass.context + sees.sum(1) - 1)[:, None] * rates
+        # text has the same position on all three axes of the rotary embedding
+        positions = (target_pass.context + sees.sum(1) - 1).expand(3, 1, -1)
         return Place(
             context=target_pass.context,
             module=module,
             slots=torch.arange(rows, device=self.device),
             parents=torch.tensor([tree] * rows, dtype=torch.int32, device=self.device),
             sees=sees,
-            rope=(angles.cos().to(self.dtype), angles.sin().to(self.dtype)),
+            rope=self.model.model.rotary_emb(self.model.lm_head.weight, positions),
             last=torch.full((rows,), nodes - 1, device=self.device),
         )
 
     @torch.no_grad()
     def run(self, tokens: Tensor, at: Place) -> Tensor:
-        """Logits of a pass."""
-        x = self.embed[tokens]
+        """Logits of a pass. Decode moves states on; a tree commits the path to its last node."""
+        model = self.model.model
+        x = model.embed_tokens(tokens)
         recurrent = attention = 0
-        for layer, w in enumerate(self.layers):
-            h = functional.rms_norm(x, x.shape[-1:], w["norm1"])
-            if self.shape.is_attention(layer):
-                x = x + self._attention(w, h, attention, at)
-                attention += 1
-            else:
-                x = x + self._delta(w, h, recurrent, at)
+        for layer in model.layers:
+            if layers.is_recurrent(layer):
+                x = layers.apply_layer(layer, x, self._delta(recurrent, at))
                 recurrent += 1
-            h = functional.rms_norm(x, x.shape[-1:], w["norm2"])
-            gate, up = functional.linear(h, w["gate_up"]).chunk(2, -1)
-            x = x + functional.linear(functional.silu(gate) * up, w["down"])
+            else:
+                x = layers.apply_layer(layer, x, self._attention(attention, at))
+                attention += 1
         if at.module is not None:
-            module, factors = self.modules[at.module], self.factors[at.module]
-            module.commit(
-                factors, self.states, self.windows, at.slots, at.last,
+            self.modules[at.module].commit(
+                self.factors[at.module], self.states, self.windows, at.slots, at.last,
                 parents=at.parents,
             )  # fmt: skip
-        return functional.linear(functional.rms_norm(x, x.shape[-1:], w["norm1"]), self.head)
+        logits: Tensor = self.model.lm_head(model.norm(x))
+        return logits
 
-    def _delta(self, w: Any, h: Tensor, layer: int, at: Place) -> Tensor:
-        s = self.shape
-        value_heads, d_v = s.heads[1], s.dims[1]
-        sizes = [s.channels, value_heads * d_v, value_heads, value_heads]
-        x, z, a, b = functional.linear(h, w["in"]).split(sizes, -1)
-        arguments = (x, a, b, w["conv"], w["A_log"], w["dt_bias"])
-        pools = (self.states[layer], self.windows[layer], at.slots)
-        if at.module is None:
-            out = decode_step(*arguments, *pools, heads=s.heads)
-        else:
-            out = self.modules[at.module].verify(
-                *arguments, *pools, self.factors[at.module],
-                layer=layer, parents=at.parents,
-            )  # fmt: skip
-        out = functional.rms_norm(out, (d_v,), w["out_norm"]).flatten(2) * functional.silu(z)
-        return functional.linear(out, w["out"])
+    def _delta(self, layer: int, at: Place) -> Mix:
+        def mix(mixer: Any, x: Tensor) -> Tensor:
+            rows = layers.delta_rows(mixer, x)
+            weights = (mixer.conv1d.weight[:, 0], mixer.A_log, mixer.dt_bias)
+            pools = (self.states[layer], self.windows[layer], at.slots)
+            arguments = (rows.qkv, rows.a, rows.b, *weights, *pools)
+            if at.module is None:
+                out = decode_step(*arguments, heads=self.heads)
+            else:
+                factors = self.factors[at.module]
+                factors.traced = layer > 0  # the first layer traces the tree for all
+                out = self.modules[at.module].verify(
+                    *arguments, factors, layer=layer, parents=at.parents
+                )
+                factors.traced = False
+            return layers.delta_output(mixer, out, rows.z)
 
-    def _attention(self, w: Any, h: Tensor, layer: int, at: Place) -> Tensor:
-        s, (rows, nodes) = self.shape, h.shape[:2]
-        q_size, kv_size = s.query_heads * s.head_dim, s.kv_heads * s.head_dim
-        split = functional.linear(h, w["in"]).split([q_size, q_size, kv_size, kv_size], -1)
-        q, k, v = (
-            split[i].reshape(rows, nodes, -1, s.head_dim).transpose(1, 2) for i in (0, 2, 3)
-        )
-        q = _rotate(functional.rms_norm(q, (s.head_dim,), w["q_norm"]), at.rope)
-        k = _rotate(functional.rms_norm(k, (s.head_dim,), w["k_norm"]), at.rope)
-        shape = (rows, s.kv_heads, at.context, s.head_dim)
-        size = rows * s.kv_heads * at.context * s.head_dim
-        keys, values = (pool[layer, :size].view(shape) for pool in (self.keys, self.values))
-        out = attend(q, k, v, keys, values, at.sees)
-        out = out.transpose(1, 2).flatten(2) * torch.sigmoid(split[1])
-        return functional.linear(out, w["out"])
+        return mix
 
-    def _layer(self, layer: int) -> dict[str, Tensor]:
-        s = self.shape
-        ones = torch.ones(s.hidden, dtype=self.dtype, device=self.device)
-        w = {"norm1": ones, "norm2": ones}
-        w["gate_up"] = self._weight(2 * s.inner, s.hidden)
-        w["down"] = self._weight(s.hidden, s.inner)
-        if s.is_attention(layer):
-            q_size, kv_size = s.query_heads * s.head_dim, s.kv_heads * s.head_dim
-            norm = torch.ones(s.head_dim, dtype=self.dtype, device=self.device)
-            w |= {"q_norm": norm, "k_norm": norm, "out": self._weight(s.hidden, q_size)}
-            return w | {"in": self._weight(2 * (q_size + kv_size), s.hidden)}
-        value_heads, d_v = s.heads[1], s.dims[1]
-        w["in"] = self._weight(s.channels + value_heads * (d_v + 2), s.hidden)
-        w["out"] = self._weight(s.hidden, value_heads * d_v)
-        w["conv"] = self._random(s.channels, s.conv)
-        w["A_log"] = self._random(value_heads, dtype=torch.float32)
-        w["dt_bias"] = self._random(value_heads, dtype=torch.float32)
-        return w | {"out_norm": torch.ones(d_v, dtype=self.dtype, device=self.device)}
+    def _attention(self, layer: int, at: Place) -> Mix:
+        def mix(mixer: Any, x: Tensor) -> Tensor:
+            rows = layers.attention_rows(mixer, x, at.rope)
+            memory = self.memory(layer, len(x), at.context)
+            out = attend(rows.q, rows.k, rows.v, *memory, at.sees)
+            projected: Tensor = mixer.o_proj(
+                out.transpose(1, 2).flatten(2) * torch.sigmoid(rows.gate)
+            )
+            return projected
 
-    def _weight(self, *shape: int) -> Tensor:
-        return self._random(*shape).mul_(shape[-1] ** -0.5)
+        return mix
 
     def _random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         empty = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
@@ -270,14 +220,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return scores.softmax(-1).to(v.dtype) @ v, scores.logsumexp(-1)
 
 
-def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    cos, sin = rope
-    half = cos.shape[-1]
-    a, b, rest = x.split([half, half, x.shape[-1] - 2 * half], -1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
-
-
-def _ancestors(tree: list[int]) -> Tensor:
+def _ancestors(tree: Sequence[int]) -> Tensor:
     """[n, n] bool: j is i or above it."""
     sees = torch.eye(len(tree), dtype=torch.bool)
     for node in range(1, len(tree)):

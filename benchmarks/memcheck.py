@@ -12,7 +12,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "runtime"), str(ROOT / "tests")]
 
 import torch  # noqa: E402
 
-from bolegen.codegen import compile_template  # noqa: E402
+from bolegen.codegen import EmittedModule, compile_template  # noqa: E402
 from bolegen.ir import LayerSpec  # noqa: E402
 from bolegen_runtime import GraphPool, LayerWeights  # noqa: E402
 from support.rounds import check_commit, check_verify, import_module, make_round  # noqa: E402
@@ -42,14 +42,15 @@ def main() -> None:
         m.commit(factors, r.state, r.conv_state, r.slots, nodes)
         check_commit(m, r, factors, before, (r.state, r.conv_state), last).assert_within()
         print(f"{emitted.name}: verified and committed", flush=True)
-    replay_garbage()
+    small = LayerSpec(key_heads=1, value_heads=2, d_k=80, d_v=112)
+    replay_garbage(compile_template("any:40", small, depth=9), layers=2)
+    replay_garbage(compile_template("any:64", depth=8), layers=24)
 
 
-def replay_garbage() -> None:
-    """A captured round on links of every kind of garbage, and its commit."""
-    spec = LayerSpec(key_heads=1, value_heads=2, d_k=80, d_v=112)
-    m = import_module(compile_template("any:40", spec, depth=9))
-    r = make_round(m, batch=3, layers=2, trees=[RAGGED] * 3, device="cuda")
+def replay_garbage(emitted: EmittedModule, layers: int) -> None:
+    """A captured round of all layers on links of every kind of garbage, and its commit."""
+    m = import_module(emitted)
+    r = make_round(m, batch=3, layers=layers, trees=[RAGGED] * 3, device="cuda")
     weights = [LayerWeights(*of) for of in zip(r.conv_weight, r.A_log, r.dt_bias, strict=True)]
     pool = GraphPool(m, weights, r.state, r.conv_state, batches=(4,))
     pool.capture()
@@ -63,7 +64,7 @@ def replay_garbage() -> None:
         out = pool.verify(r.x, r.a, r.b, slots, counts=counts, parents=parents, links=pair)
         assert torch.isfinite(out).all()
         pool.commit(torch.tensor([1 << 40, 0, 12], device="cuda"))
-    print(f"{m.MODULE.name}: replayed on garbage", flush=True)
+    print(f"{m.MODULE.name}: {layers} layers replayed on garbage", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 # mypy: allow-untyped-calls
 """Profile a Qwen3.5-9B-shaped target on this GPU: ``python benchmarks/profile_target.py``.
 
-Random weights, everything that a pass does but sampling (hybrid_target.py), each pass a CUDA
-graph. Checks the target's own kernels first; then finds the budgets, measures each again with
-the next larger total, and exits with 1 where the budget was not the knee. Writes
-docs/budget-h200.json, which bolegen_runtime.load_profile reads, and the table of docs/budget.md.
+The model is transformers' own, from its configuration, with random weights (target_model.py);
+a pass is everything but sampling (hybrid_target.py), each a CUDA graph. Checks the target's own
+kernels first; then finds the budgets, measures each again with the next larger total, and exits
+with 1 where the budget was not the knee. Writes docs/budget-h200.json, which
+bolegen_runtime.load_profile reads, and the table of docs/budget.md.
 """
 
 import argparse
+import importlib.util
 import statistics
 import sys
 import time
@@ -18,12 +20,20 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "runtime")]
 
+if importlib.util.find_spec("transformers") is None:
+    raise SystemExit(
+        "profile_target: the target is transformers' Qwen3.5 and transformers is not installed: "
+        "run `pip install '.[hf]'`"
+    )
+
 import torch  # noqa: E402
+import transformers  # noqa: E402
 
 from benchmarks.budget_page import PAGE  # noqa: E402
 from benchmarks.decode_kernels import decode_step  # noqa: E402
-from benchmarks.hybrid_target import QWEN, HybridTarget, attend, heap_tree  # noqa: E402
+from benchmarks.hybrid_target import HybridTarget, attend, heap_tree  # noqa: E402
 from benchmarks.pages import fill, table  # noqa: E402
+from benchmarks.target_model import build_model, configure, fuse_norms  # noqa: E402
 from benchmarks.timing import replay_times, spin_up  # noqa: E402
 from bolegen_runtime import (  # noqa: E402
     Clock,
@@ -37,7 +47,15 @@ from bolegen_runtime import (  # noqa: E402
     profile_target,
 )
 
-__all__ = ["Recheck", "check_attention", "check_decode", "main", "recheck", "show"]
+__all__ = [
+    "Recheck",
+    "check_attention",
+    "check_decode",
+    "describe_target",
+    "main",
+    "recheck",
+    "show",
+]
 
 Recheck = dict[tuple[int, int], tuple[float, float, float]]
 """By batch and context: slowdown of the budget and of the next total, and the largest spread."""
@@ -49,10 +67,9 @@ def main() -> int:
     if not torch.cuda.is_available():
         raise SystemExit("profile_target: no CUDA device here")
     start = time.monotonic()
-    settings = Settings(generated_dir=ROOT / "generated")
-    modules = {n: load(f"any:{n}", depth=8, settings=settings) for n in options.modules}
-    target = HybridTarget(QWEN, modules, batch=max(options.batches), context=max(options.contexts))
-    print("checks, error over limit:", _check(target, modules), flush=True)
+    target = _build(options)
+    print(f"model built after {time.monotonic() - start:.0f} s", flush=True)
+    print("checks, error over limit:", _check(target), flush=True)
     spin_up()
     clock = CudaClock(replays=options.replays)
 
@@ -70,10 +87,7 @@ def main() -> int:
         contexts=options.contexts,
         templates={"any:64": options.widths},
         epsilon=options.epsilon,
-        target={
-            "model": "Qwen3.5-9B's shapes, random weights, bf16",
-            "modules": " ".join(f"any:{n} {m.MODULE.digest}" for n, m in modules.items()),
-        },
+        target=describe_target(target),
         clock=clock,
         progress=within_limit,
     )
@@ -104,10 +118,28 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _check(target: HybridTarget, modules: dict[int, ModuleType]) -> dict[str, float]:
+def _build(options: argparse.Namespace) -> HybridTarget:
+    settings = Settings(generated_dir=ROOT / "generated")
+    modules = {n: load(f"any:{n}", depth=8, settings=settings) for n in options.modules}
+    model = fuse_norms(build_model(configure(), device="cuda", dtype=torch.bfloat16))
+    return HybridTarget(model, modules, batch=max(options.batches), context=max(options.contexts))
+
+
+def describe_target(target: HybridTarget) -> dict[str, str]:
+    """What was measured, for the profile."""
+    modules = (f"any:{n} {module.MODULE.digest}" for n, module in target.modules.items())
+    return {
+        "model": "Qwen3.5-9B's shapes, random weights, bf16",
+        "class": f"{type(target.model).__name__}({type(target.config).__name__})",
+        "transformers": transformers.__version__,
+        "modules": " ".join(modules),
+    }
+
+
+def _check(target: HybridTarget) -> dict[str, float]:
     """Error over limit of the parts that no other test covers. SystemExit where one is over 1."""
     found = {"attention": check_attention(str(target.device))}
-    for n, module in modules.items():
+    for n, module in target.modules.items():
         found[f"decode, any:{n}"] = check_decode(target, module)
     if not max(found.values()) <= 1:
         raise SystemExit(f"profile_target: error over limit {found}")
@@ -144,19 +176,19 @@ def check_decode(target: HybridTarget, module: ModuleType) -> float:
     States must agree to 1e-4 (a rounding tie of the convolution may fall either way), outputs and
     windows to 1 %; the largest error over its limit. The pools are left as they were.
     """
-    s, w = target.shape, target.layers[0]
+    mixer = target.mixers[0]
     gen = torch.Generator(target.device).manual_seed(2)
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=gen, device=target.device).to(target.dtype)
 
-    rows = 1
-    x, a, b = draw(rows, 1, s.channels), draw(rows, 1, s.heads[1]), draw(rows, 1, s.heads[1])
-    weights = (w["conv"], w["A_log"], w["dt_bias"])
+    rows, heads = 1, target.heads
+    x, a, b = draw(rows, 1, mixer.conv_dim), draw(rows, 1, heads[1]), draw(rows, 1, heads[1])
+    weights = (mixer.conv1d.weight[:, 0], mixer.A_log, mixer.dt_bias)
     slots = torch.zeros(rows, dtype=torch.int64, device=target.device)
     state, window = target.states[:1, :1].clone(), target.windows[:1, :1].clone()
     other, moved = state.clone(), window.clone()
-    out = decode_step(x, a, b, *weights, other[0], moved[0], slots, heads=s.heads)
+    out = decode_step(x, a, b, *weights, other[0], moved[0], slots, heads=heads)
     factors = module.allocate(rows, 1, target.device)
     parents = torch.full((rows, 1), -1, dtype=torch.int32, device=target.device)
     want = module.verify(x, a, b, *weights, state[0], window[0], slots, factors, parents=parents)
@@ -201,7 +233,7 @@ def _is_confirmed(entry: ProfileEntry, confirmed: Recheck) -> bool:
 
 def show(profile: Profile, confirmed: Recheck) -> str:
     """The profile as a table: slowdown over decode by nodes a request, and the budget."""
-    where = profile.environment
+    where, target = profile.environment, profile.target
     widths = [n // profile.entries[0].batch for n in profile.entries[0].totals]
     head = [
         "batch",
@@ -223,8 +255,9 @@ def show(profile: Profile, confirmed: Recheck) -> str:
                      f"{100 * (spread - 1):.0f} %"])  # fmt: skip
     return (
         f"{where.device}, torch {where.torch_version}, Triton {where.triton_version}; "
-        f"{profile.target['model']}; epsilon {profile.entries[0].epsilon:g}. Columns of numbers: "
-        "time over one-token decode by nodes a request.\n\n" + table(head, rows)
+        f"{target['class']} of transformers {target['transformers']}, {target['model']}; "
+        f"epsilon {profile.entries[0].epsilon:g}. Columns of numbers: time over one-token decode "
+        "by nodes a request.\n\n" + table(head, rows)
     )
 
 

@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    a2036eedba042234
+digest    5b5c051a382627fd
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -111,7 +111,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled",),
-    digest="a2036eedba042234",
+    digest="5b5c051a382627fd",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -396,11 +396,11 @@ def _keep_taps(weight, bias, kept, i_r):
     b_w1 = tl.load(weight + o_c * W + 1, mask=m_c, other=0.0)
     b_w2 = tl.load(weight + o_c * W + 2, mask=m_c, other=0.0)
     b_w3 = tl.load(weight + o_c * W + 3, mask=m_c, other=0.0)
-    tl.store(kept + o_c * (W + 1) + 0, b_w0, mask=m_c)
-    tl.store(kept + o_c * (W + 1) + 1, b_w1, mask=m_c)
-    tl.store(kept + o_c * (W + 1) + 2, b_w2, mask=m_c)
-    tl.store(kept + o_c * (W + 1) + 3, b_w3, mask=m_c)
-    tl.store(kept + o_c * (W + 1) + W, b_bias, mask=m_c)
+    tl.store(kept + o_c, b_w0, mask=m_c)
+    tl.store(kept + 1 * C + o_c, b_w1, mask=m_c)
+    tl.store(kept + 2 * C + o_c, b_w2, mask=m_c)
+    tl.store(kept + 3 * C + o_c, b_w3, mask=m_c)
+    tl.store(kept + W * C + o_c, b_bias, mask=m_c)
 
 
 @triton.jit
@@ -888,11 +888,12 @@ def factor_gdn_3x3x3_d8(
 ):
     """What solve needs of HEADS value heads, ready-made.  Grid (Hv / HEADS, B)."""
     i_h, i_b = tl.program_id(0) * HEADS, tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + i_b)
     if OVERLAP:
         # prepare is done; solve may start on what it has left
         gdc_wait()
         gdc_launch_dependents()
-    if tl.load(slots + i_b) < 0:
+    if slot < 0:
         return
     p_prod = products + (i_b * HV + i_h) * (COLUMNS * COLUMNS)
     _factor(
@@ -998,11 +999,19 @@ def solve_gdn_3x3x3_d8(
     b_beta0 = tl.load(p_scale + o_p)
     b_gate0 = tl.load(p_scale + ROWS + o_p)
     b_rq0 = tl.load(p_scale + 2 * ROWS + o_p)
+    o_c = tl.arange(0, 16)
+    p_m = o_p[None, :] * COLUMNS + o_c[:, None]
+    b_y00h = tl.load(p_y + p_m)
+    b_y00l = tl.load(p_y + ROWS * COLUMNS + p_m)
     o_p = 16 + tl.arange(0, 32)
     b_beta1 = tl.load(p_scale + o_p)
     b_gate1 = tl.load(p_scale + ROWS + o_p)
     b_rq1 = tl.load(p_scale + 2 * ROWS + o_p)
     b_self1 = tl.load(p_scale + 3 * ROWS + o_p)
+    o_c = tl.arange(0, 16)
+    p_m = o_p[None, :] * COLUMNS + o_c[:, None]
+    b_y10h = tl.load(p_y + p_m)
+    b_y10l = tl.load(p_y + ROWS * COLUMNS + p_m)
 
     # positions 0 to 15
     b_ks, b_qs = tl.split(tl.reshape(b_a0, [64, 16, 2]))  # [B_V, nodes]
@@ -1012,13 +1021,9 @@ def solve_gdn_3x3x3_d8(
     b_r0l = (b_r - b_h).to(tl.bfloat16)
     b_r0h = b_h.to(tl.bfloat16)
     o_p = tl.arange(0, 16)
-    o_c = tl.arange(0, 16)
-    p_m = o_p[None, :] * COLUMNS + o_c[:, None]
-    b_y1 = tl.load(p_y + p_m)
-    b_y2 = tl.load(p_y + ROWS * COLUMNS + p_m)
-    b_o = tl.dot(b_r0l, b_y1, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y2, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y1, acc=b_o)
+    b_o = tl.dot(b_r0l, b_y00h, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y00l, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y00h, acc=b_o)
     o_n = tl.arange(0, 16)
     m_all = m_v[:, None] & (o_n < 13)[None, :]
     tl.store(p_o + o_n[None, :] * stride_ot, b_o.to(tl.bfloat16), mask=m_all)
@@ -1029,13 +1034,9 @@ def solve_gdn_3x3x3_d8(
     b_o = b_rq1[None, :] * b_qs
     b_o += b_self1[None, :] * b_r
     o_p = 16 + tl.arange(0, 32)
-    o_c = tl.arange(0, 16)
-    p_m = o_p[None, :] * COLUMNS + o_c[:, None]
-    b_y1 = tl.load(p_y + p_m)
-    b_y2 = tl.load(p_y + ROWS * COLUMNS + p_m)
-    b_o = tl.dot(b_r0l, b_y1, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y2, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y1, acc=b_o)
+    b_o = tl.dot(b_r0l, b_y10h, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y10l, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y10h, acc=b_o)
     o_n = 13 + tl.arange(0, 32)
     m_all = m_v[:, None] & (o_n < 40)[None, :]
     tl.store(p_o + o_n[None, :] * stride_ot, b_o.to(tl.bfloat16), mask=m_all)
@@ -1099,11 +1100,11 @@ def _fetch(p_rows, p_gates, b_up, n, i, o_k, m_k, o_v, m_v):
 @triton.jit
 def _fetch_taps(p_kept, o_c, m_c):
     """Bias and convolution weights of channels o_c, oldest tap first, float32."""
-    b_bias = tl.load(p_kept + o_c * (W + 1) + W, mask=m_c, other=0.0).to(tl.float32)
-    b_w0 = tl.load(p_kept + o_c * (W + 1), mask=m_c, other=0.0).to(tl.float32)
-    b_w1 = tl.load(p_kept + o_c * (W + 1) + 1, mask=m_c, other=0.0).to(tl.float32)
-    b_w2 = tl.load(p_kept + o_c * (W + 1) + 2, mask=m_c, other=0.0).to(tl.float32)
-    b_w3 = tl.load(p_kept + o_c * (W + 1) + 3, mask=m_c, other=0.0).to(tl.float32)
+    b_bias = tl.load(p_kept + W * C + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w0 = tl.load(p_kept + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w1 = tl.load(p_kept + 1 * C + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w2 = tl.load(p_kept + 2 * C + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w3 = tl.load(p_kept + 3 * C + o_c, mask=m_c, other=0.0).to(tl.float32)
     return b_bias, b_w0, b_w1, b_w2, b_w3
 
 
@@ -1161,6 +1162,7 @@ def _commit_state(
     for i in range(0, n):
         b_k0, b_v0 = b_k.to(tl.float32), b_v.to(tl.float32)
         b_key = _replay(b_k3, b_k2, b_k1, b_k0, b_kb, b_kw0, b_kw1, b_kw2, b_kw3, CONVOLVED)
+        b_kk = tl.sum(tl.sum(b_key * b_key, 1), 0) + 1e-6
         b_key = b_key[:, None, :]
         b_u = _replay(b_v3, b_v2, b_v1, b_v0, b_vb, b_vw0, b_vw1, b_vw2, b_vw3, CONVOLVED)
         b_k3, b_v3 = b_k2, b_v2
@@ -1170,11 +1172,11 @@ def _commit_state(
         # the next node's rows are on their way while this one's are used
         b_k, b_v, g, beta = _fetch(p_rows, p_gates, b_up, n, i + 1, o_k, m_k, o_v, m_v)
         scale *= decay
-        # rarely, before it is divided by: a decay of 0 is a cut
+        # rarely, before it is divided by: a decay of 0 is a cut; the barrier keeps it a branch
         while scale < 1e-6:
+            tl.debug_barrier()
             b_s = b_s * scale
             scale = tl.full([], 1.0, tl.float32)
-        b_kk = _sum_over_d(b_key * b_key) + 1e-6
         b_u = b_u - (scale * tl.rsqrt(b_kk)) * _sum_over_d(b_s * b_key)
         b_u = gate * tl.rsqrt(b_kk * scale * scale) * b_u
         b_s += b_u[None, :, None] * b_key
@@ -1271,7 +1273,7 @@ class Factors:
     """All memory of a round for up to `batch` rows and `layers` layers; see allocate().
 
     Until acceptance: rows [L, B, W-1+T, C] (the committed window, then what verify was given),
-    kept [L, C, W+1] (convolution weights and bias) and gates [L, B, T, 2, Hv] float32 (log decay,
+    kept [L, W+1, C] (convolution weights and bias) and gates [L, B, T, 2, Hv] float32 (log decay,
     write gate), from which commit replays the accepted path.
     live [B, T].
 
@@ -1346,7 +1348,7 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
 
     return Factors(
         rows=empty(layers, batch, 43, 8192, dtype=MODULE.dtype),
-        kept=empty(layers, 8192, 5, dtype=MODULE.dtype),
+        kept=empty(layers, 5, 8192, dtype=MODULE.dtype),
         gates=empty(layers, batch, 40, 2, 32),
         keys=None,
         u=None,

@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; Y in tf32x3 and two bf16 terms, as R
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    4c77bf0f0bb067ea
+digest    f795847cb5cd3c9a
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -111,7 +111,7 @@ MODULE = Module(
     readout="split",
     factors="pku",
     schedules=("tiled",),
-    digest="4c77bf0f0bb067ea",
+    digest="f795847cb5cd3c9a",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -893,11 +893,12 @@ def factor_gdn_3x3x3_d8_pku(
 ):
     """What solve needs of HEADS value heads, ready-made.  Grid (Hv / HEADS, B)."""
     i_h, i_b = tl.program_id(0) * HEADS, tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + i_b)
     if OVERLAP:
         # prepare is done; solve may start on what it has left
         gdc_wait()
         gdc_launch_dependents()
-    if tl.load(slots + i_b) < 0:
+    if slot < 0:
         return
     p_prod = products + (i_b * HV + i_h) * (COLUMNS * COLUMNS)
     _factor(
@@ -1022,11 +1023,11 @@ def solve_gdn_3x3x3_d8_pku(
     o_p = tl.arange(0, 16)
     o_c = tl.arange(0, 16)
     p_m = o_p[None, :] * COLUMNS + o_c[:, None]
-    b_y1 = tl.load(p_y + p_m)
-    b_y2 = tl.load(p_y + ROWS * COLUMNS + p_m)
-    b_o = tl.dot(b_r0l, b_y1, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y2, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y1, acc=b_o)
+    b_y00h = tl.load(p_y + p_m)
+    b_y00l = tl.load(p_y + ROWS * COLUMNS + p_m)
+    b_o = tl.dot(b_r0l, b_y00h, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y00l, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y00h, acc=b_o)
     b_z = tl.load(p_z + p_m)
     b_u = tl.dot(b_r0, b_z, acc=b_u, input_precision=DOT)
     o_n = tl.arange(0, 16)
@@ -1044,11 +1045,11 @@ def solve_gdn_3x3x3_d8_pku(
     o_p = 16 + tl.arange(0, 32)
     o_c = tl.arange(0, 16)
     p_m = o_p[None, :] * COLUMNS + o_c[:, None]
-    b_y1 = tl.load(p_y + p_m)
-    b_y2 = tl.load(p_y + ROWS * COLUMNS + p_m)
-    b_o = tl.dot(b_r0l, b_y1, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y2, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y1, acc=b_o)
+    b_y10h = tl.load(p_y + p_m)
+    b_y10l = tl.load(p_y + ROWS * COLUMNS + p_m)
+    b_o = tl.dot(b_r0l, b_y10h, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y10l, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y10h, acc=b_o)
     b_z = tl.load(p_z + p_m)
     b_u = tl.dot(b_r0, b_z, acc=b_u, input_precision=DOT)
     o_n = 13 + tl.arange(0, 32)

@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    46c48c0e3b512ddc
+digest    b44153b39d1aa167
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -70,7 +70,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled",),
-    digest="46c48c0e3b512ddc",
+    digest="b44153b39d1aa167",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -317,11 +317,11 @@ def _keep_taps(weight, bias, kept, i_r):
     b_w1 = tl.load(weight + o_c * W + 1, mask=m_c, other=0.0)
     b_w2 = tl.load(weight + o_c * W + 2, mask=m_c, other=0.0)
     b_w3 = tl.load(weight + o_c * W + 3, mask=m_c, other=0.0)
-    tl.store(kept + o_c * (W + 1) + 0, b_w0, mask=m_c)
-    tl.store(kept + o_c * (W + 1) + 1, b_w1, mask=m_c)
-    tl.store(kept + o_c * (W + 1) + 2, b_w2, mask=m_c)
-    tl.store(kept + o_c * (W + 1) + 3, b_w3, mask=m_c)
-    tl.store(kept + o_c * (W + 1) + W, b_bias, mask=m_c)
+    tl.store(kept + o_c, b_w0, mask=m_c)
+    tl.store(kept + 1 * C + o_c, b_w1, mask=m_c)
+    tl.store(kept + 2 * C + o_c, b_w2, mask=m_c)
+    tl.store(kept + 3 * C + o_c, b_w3, mask=m_c)
+    tl.store(kept + W * C + o_c, b_bias, mask=m_c)
 
 
 @triton.jit
@@ -807,11 +807,12 @@ def factor_gdn_any64_d8(
 ):
     """What solve needs of HEADS value heads, ready-made.  Grid (Hv / HEADS, B)."""
     i_h, i_b = tl.program_id(0) * HEADS, tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + i_b)
     if OVERLAP:
         # prepare is done; solve may start on what it has left
         gdc_wait()
         gdc_launch_dependents()
-    if tl.load(slots + i_b) < 0:
+    if slot < 0:
         return
     p_prod = products + (i_b * HV + i_h) * (COLUMNS * COLUMNS)
     _factor(
@@ -917,11 +918,11 @@ def solve_gdn_any64_d8(
     o_p = tl.arange(0, 64)
     o_c = tl.arange(0, 64)
     p_m = o_p[None, :] * COLUMNS + o_c[:, None]
-    b_y1 = tl.load(p_y + p_m)
-    b_y2 = tl.load(p_y + ROWS * COLUMNS + p_m)
-    b_o = tl.dot(b_r0l, b_y1, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y2, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y1, acc=b_o)
+    b_y00h = tl.load(p_y + p_m)
+    b_y00l = tl.load(p_y + ROWS * COLUMNS + p_m)
+    b_o = tl.dot(b_r0l, b_y00h, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y00l, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y00h, acc=b_o)
     o_n = tl.arange(0, 64)
     m_all = m_v[:, None] & (o_n < nodes)[None, :]
     tl.store(p_o + o_n[None, :] * stride_ot, b_o.to(tl.bfloat16), mask=m_all)
@@ -985,11 +986,11 @@ def _fetch(p_rows, p_gates, b_up, n, i, o_k, m_k, o_v, m_v):
 @triton.jit
 def _fetch_taps(p_kept, o_c, m_c):
     """Bias and convolution weights of channels o_c, oldest tap first, float32."""
-    b_bias = tl.load(p_kept + o_c * (W + 1) + W, mask=m_c, other=0.0).to(tl.float32)
-    b_w0 = tl.load(p_kept + o_c * (W + 1), mask=m_c, other=0.0).to(tl.float32)
-    b_w1 = tl.load(p_kept + o_c * (W + 1) + 1, mask=m_c, other=0.0).to(tl.float32)
-    b_w2 = tl.load(p_kept + o_c * (W + 1) + 2, mask=m_c, other=0.0).to(tl.float32)
-    b_w3 = tl.load(p_kept + o_c * (W + 1) + 3, mask=m_c, other=0.0).to(tl.float32)
+    b_bias = tl.load(p_kept + W * C + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w0 = tl.load(p_kept + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w1 = tl.load(p_kept + 1 * C + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w2 = tl.load(p_kept + 2 * C + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w3 = tl.load(p_kept + 3 * C + o_c, mask=m_c, other=0.0).to(tl.float32)
     return b_bias, b_w0, b_w1, b_w2, b_w3
 
 
@@ -1047,6 +1048,7 @@ def _commit_state(
     for i in range(0, n):
         b_k0, b_v0 = b_k.to(tl.float32), b_v.to(tl.float32)
         b_key = _replay(b_k3, b_k2, b_k1, b_k0, b_kb, b_kw0, b_kw1, b_kw2, b_kw3, CONVOLVED)
+        b_kk = tl.sum(tl.sum(b_key * b_key, 1), 0) + 1e-6
         b_key = b_key[:, None, :]
         b_u = _replay(b_v3, b_v2, b_v1, b_v0, b_vb, b_vw0, b_vw1, b_vw2, b_vw3, CONVOLVED)
         b_k3, b_v3 = b_k2, b_v2
@@ -1056,11 +1058,11 @@ def _commit_state(
         # the next node's rows are on their way while this one's are used
         b_k, b_v, g, beta = _fetch(p_rows, p_gates, b_up, n, i + 1, o_k, m_k, o_v, m_v)
         scale *= decay
-        # rarely, before it is divided by: a decay of 0 is a cut
+        # rarely, before it is divided by: a decay of 0 is a cut; the barrier keeps it a branch
         while scale < 1e-6:
+            tl.debug_barrier()
             b_s = b_s * scale
             scale = tl.full([], 1.0, tl.float32)
-        b_kk = _sum_over_d(b_key * b_key) + 1e-6
         b_u = b_u - (scale * tl.rsqrt(b_kk)) * _sum_over_d(b_s * b_key)
         b_u = gate * tl.rsqrt(b_kk * scale * scale) * b_u
         b_s += b_u[None, :, None] * b_key
@@ -1158,7 +1160,7 @@ class Factors:
     """All memory of a round for up to `batch` rows and `layers` layers; see allocate().
 
     Until acceptance: rows [L, B, W-1+T, C] (the committed window, then what verify was given),
-    kept [L, C, W+1] (convolution weights and bias) and gates [L, B, T, 2, Hv] float32 (log decay,
+    kept [L, W+1, C] (convolution weights and bias) and gates [L, B, T, 2, Hv] float32 (log decay,
     write gate), from which commit replays the accepted path.
     live [B, T], parents [B, T].
 
@@ -1233,7 +1235,7 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
 
     return Factors(
         rows=empty(layers, batch, 67, 8192, dtype=MODULE.dtype),
-        kept=empty(layers, 8192, 5, dtype=MODULE.dtype),
+        kept=empty(layers, 5, 8192, dtype=MODULE.dtype),
         gates=empty(layers, batch, 64, 2, 32),
         keys=None,
         u=None,

@@ -8,7 +8,7 @@ layer     heads 30:30, dims 96:192, convolution 4, activations bf16, state bf16
 numerics  contract fp32; state exact in bf16; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 23280 bytes a node (a state snapshot: 2280960)
 solver    horner; blocks of 16; 16 columns of G
-digest    d45175a72e043a34
+digest    17a2ae56910b7533
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -70,7 +70,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled",),
-    digest="d45175a72e043a34",
+    digest="17a2ae56910b7533",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -369,11 +369,11 @@ def _keep_taps(weight, bias, kept, i_r):
     b_w1 = tl.load(weight + o_c * W + 1, mask=m_c, other=0.0)
     b_w2 = tl.load(weight + o_c * W + 2, mask=m_c, other=0.0)
     b_w3 = tl.load(weight + o_c * W + 3, mask=m_c, other=0.0)
-    tl.store(kept + o_c * (W + 1) + 0, b_w0, mask=m_c)
-    tl.store(kept + o_c * (W + 1) + 1, b_w1, mask=m_c)
-    tl.store(kept + o_c * (W + 1) + 2, b_w2, mask=m_c)
-    tl.store(kept + o_c * (W + 1) + 3, b_w3, mask=m_c)
-    tl.store(kept + o_c * (W + 1) + W, b_bias, mask=m_c)
+    tl.store(kept + o_c, b_w0, mask=m_c)
+    tl.store(kept + 1 * C + o_c, b_w1, mask=m_c)
+    tl.store(kept + 2 * C + o_c, b_w2, mask=m_c)
+    tl.store(kept + 3 * C + o_c, b_w3, mask=m_c)
+    tl.store(kept + W * C + o_c, b_bias, mask=m_c)
 
 
 @triton.jit
@@ -802,11 +802,12 @@ def factor_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
 ):
     """What solve needs of HEADS value heads, ready-made.  Grid (Hv / HEADS, B)."""
     i_h, i_b = tl.program_id(0) * HEADS, tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + i_b)
     if OVERLAP:
         # prepare is done; solve may start on what it has left
         gdc_wait()
         gdc_launch_dependents()
-    if tl.load(slots + i_b) < 0:
+    if slot < 0:
         return
     p_prod = products + (i_b * HV + i_h) * (COLUMNS * COLUMNS)
     _factor(
@@ -895,6 +896,10 @@ def solve_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
     b_beta0 = tl.load(p_scale + o_p)
     b_gate0 = tl.load(p_scale + ROWS + o_p)
     b_rq0 = tl.load(p_scale + 2 * ROWS + o_p)
+    o_c = tl.arange(0, 16)
+    p_m = o_p[None, :] * COLUMNS + o_c[:, None]
+    b_y00h = tl.load(p_y + p_m)
+    b_y00l = tl.load(p_y + ROWS * COLUMNS + p_m)
 
     # positions 0 to 15
     b_ks, b_qs = tl.split(tl.reshape(b_a0, [64, 16, 2]))  # [B_V, nodes]
@@ -904,13 +909,9 @@ def solve_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
     b_r0l = (b_r - b_h).to(tl.bfloat16)
     b_r0h = b_h.to(tl.bfloat16)
     o_p = tl.arange(0, 16)
-    o_c = tl.arange(0, 16)
-    p_m = o_p[None, :] * COLUMNS + o_c[:, None]
-    b_y1 = tl.load(p_y + p_m)
-    b_y2 = tl.load(p_y + ROWS * COLUMNS + p_m)
-    b_o = tl.dot(b_r0l, b_y1, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y2, acc=b_o)
-    b_o = tl.dot(b_r0h, b_y1, acc=b_o)
+    b_o = tl.dot(b_r0l, b_y00h, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y00l, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y00h, acc=b_o)
     o_n = tl.arange(0, 16)
     m_all = m_v[:, None] & (o_n < 11)[None, :]
     o_n = _node_of(o_n)
@@ -977,11 +978,11 @@ def _fetch(p_rows, p_gates, b_up, n, i, o_k, m_k, o_v, m_v, CONVOLVED: tl.conste
 @triton.jit
 def _fetch_taps(p_kept, o_c, m_c):
     """Bias and convolution weights of channels o_c, oldest tap first, float32."""
-    b_bias = tl.load(p_kept + o_c * (W + 1) + W, mask=m_c, other=0.0).to(tl.float32)
-    b_w0 = tl.load(p_kept + o_c * (W + 1), mask=m_c, other=0.0).to(tl.float32)
-    b_w1 = tl.load(p_kept + o_c * (W + 1) + 1, mask=m_c, other=0.0).to(tl.float32)
-    b_w2 = tl.load(p_kept + o_c * (W + 1) + 2, mask=m_c, other=0.0).to(tl.float32)
-    b_w3 = tl.load(p_kept + o_c * (W + 1) + 3, mask=m_c, other=0.0).to(tl.float32)
+    b_bias = tl.load(p_kept + W * C + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w0 = tl.load(p_kept + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w1 = tl.load(p_kept + 1 * C + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w2 = tl.load(p_kept + 2 * C + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w3 = tl.load(p_kept + 3 * C + o_c, mask=m_c, other=0.0).to(tl.float32)
     return b_bias, b_w0, b_w1, b_w2, b_w3
 
 
@@ -1039,6 +1040,7 @@ def _commit_state(
     for i in range(0, n):
         b_k0, b_v0 = b_k.to(tl.float32), b_v.to(tl.float32)
         b_key = _replay(b_k3, b_k2, b_k1, b_k0, b_kb, b_kw0, b_kw1, b_kw2, b_kw3, CONVOLVED)
+        b_kk = tl.sum(tl.sum(b_key * b_key, 1), 0) + 1e-6
         b_key = b_key[:, None, :]
         b_u = _replay(b_v3, b_v2, b_v1, b_v0, b_vb, b_vw0, b_vw1, b_vw2, b_vw3, CONVOLVED)
         b_k3, b_v3 = b_k2, b_v2
@@ -1048,11 +1050,11 @@ def _commit_state(
         # the next node's rows are on their way while this one's are used
         b_k, b_v, g, beta = _fetch(p_rows, p_gates, b_up, n, i + 1, o_k, m_k, o_v, m_v, CONVOLVED)
         scale *= decay
-        # rarely, before it is divided by: a decay of 0 is a cut
+        # rarely, before it is divided by: a decay of 0 is a cut; the barrier keeps it a branch
         while scale < 1e-6:
+            tl.debug_barrier()
             b_s = b_s * scale
             scale = tl.full([], 1.0, tl.float32)
-        b_kk = _sum_over_d(b_key * b_key) + 1e-6
         b_u = b_u - (scale * tl.rsqrt(b_kk)) * _sum_over_d(b_s * b_key)
         b_u = gate * tl.rsqrt(b_kk * scale * scale) * b_u
         b_s += b_u[None, :, None] * b_key
@@ -1153,7 +1155,7 @@ class Factors:
     """All memory of a round for up to `batch` rows and `layers` layers; see allocate().
 
     Until acceptance: rows [L, B, W-1+T, C] (the committed window, then what verify was given),
-    kept [L, C, W+1] (convolution weights and bias) and gates [L, B, T, 2, Hv] float32 (log decay,
+    kept [L, W+1, C] (convolution weights and bias) and gates [L, B, T, 2, Hv] float32 (log decay,
     write gate), from which commit replays the accepted path.
     live [B, T].
 
@@ -1229,7 +1231,7 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
 
     return Factors(
         rows=empty(layers, batch, 14, 11520, dtype=MODULE.dtype),
-        kept=empty(layers, 11520, 5, dtype=MODULE.dtype),
+        kept=empty(layers, 5, 11520, dtype=MODULE.dtype),
         gates=empty(layers, batch, 11, 2, 30),
         keys=None,
         u=None,

@@ -89,7 +89,7 @@ def list_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
     of, round_, scratch = Buffer, Lifetime.ROUND, Lifetime.SCRATCH
     return (
         of("rows", round_, (nodes + spec.conv - 1, c), x, per_layer=True),
-        of("kept", round_, (c, spec.conv + 1), x, per_layer=True, per_row=False, exists=replay),
+        of("kept", round_, (spec.conv + 1, c), x, per_layer=True, per_row=False, exists=replay),
         of("gates", round_, gates, per_layer=True),
         of("keys", round_, (nodes, keys, spec.d_k), per_layer=True, exists=not replay),
         of("u", round_, (nodes, heads, spec.d_v), per_layer=True, exists=not replay),

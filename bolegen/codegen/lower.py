@@ -98,6 +98,7 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
         "chunks": tiles_of(power(spec.d_k, 16), tiling.b_k),
         "fused": tiling.fused,
         "early": plan.rows <= 32,
+        "asked": _asks_for_y(plan),
         "rolled": tiling.rolled,
         "full_batch": tiling.full_batch,
         "half_batch": tiling.half_batch,
@@ -136,6 +137,12 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
         "gram_range": "tl.static_range" if gram_b == power(spec.d_k, 16) else "range",
         "gram": ", input_precision=DOT" if spec.dtype is DType.FP32 else "",
     }
+
+
+def _asks_for_y(plan: TreePlan) -> bool:
+    """Whether Y, one block of 16 columns, is fetched together with the scales."""
+    small = plan.tiling.fused and len(plan.columns) == 1 and plan.column_count <= 16
+    return small and plan.spec.factors == "replay"
 
 
 def _topology(plan: TreePlan) -> dict[str, object]:

@@ -1,29 +1,38 @@
 """The wiring of the target that is profiled, at a size that the interpreter runs."""
 
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.hybrid_target import HybridTarget, TargetShape, attend, heap_tree
-from benchmarks.pages import fill
-from benchmarks.profile_target import check_attention, check_decode, recheck, show
-from bolegen_runtime import Pass, Settings, load, profile_target
+pytest.importorskip("transformers")
 
-TINY = TargetShape(
-    layers=2, period=2, hidden=32, inner=48, vocabulary=40, query_heads=4, kv_heads=2, head_dim=16,
-    rotary=8, heads=(1, 2), dims=(16, 16),
-)  # fmt: skip
+from benchmarks.hybrid_target import HybridTarget, attend, heap_tree
+from benchmarks.pages import fill
+from benchmarks.profile_target import (
+    check_attention,
+    check_decode,
+    describe_target,
+    recheck,
+    show,
+)
+from benchmarks.target_model import fuse_norms
+from bolegen_runtime import Pass, Settings, load, profile_target
+from support.tiny_target import SHAPES, tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def target() -> HybridTarget:
-    shapes: dict[str, Any] = {"heads": (1, 2), "dims": (16, 16)}
-    modules = {n: load(f"any:{n}", depth=2, settings=Settings(), **shapes) for n in (1, 3)}
-    return HybridTarget(TINY, modules, batch=2, context=8, device="cpu")
+    modules = {n: load(f"any:{n}", depth=2, settings=Settings(), **SHAPES) for n in (1, 3)}
+    model = fuse_norms(tiny_model(torch.bfloat16))
+    return HybridTarget(model, modules, batch=2, context=8)
 
 
 def test_decode_kernels_agree_with_verify_and_commit(target: HybridTarget) -> None:
@@ -68,9 +77,10 @@ def test_a_profile_of_it_has_every_column(target: HybridTarget) -> None:
 
     profile = profile_target(
         target.prepare, batches=(1, 2), contexts=(8,), templates={"any:64": (1, 3)},
-        clock=clock, device="cpu", target={"model": "tiny"}, epsilon=0.5,
+        clock=clock, device="cpu", target=describe_target(target), epsilon=0.5,
     )  # fmt: skip
     assert [e.totals for e in profile.entries] == [(1, 3), (2, 6)]
+    assert profile.target["class"] == "Qwen3_5ForCausalLM(Qwen3_5TextConfig)"
     page = show(profile, recheck(target.prepare, profile, clock))
     assert page.count("\n") == 6
     assert statistics.median(profile.entries[1].median_ms) > 0
@@ -81,3 +91,12 @@ def test_too_many_nodes_are_refused(target: HybridTarget) -> None:
     with pytest.raises(ValueError, match="expected at most 3, got 4"):
         target.prepare(Pass(1, 8, "any:64", 4))
     assert heap_tree(6) == [-1, 0, 0, 1, 1, 2]
+
+
+def test_without_transformers_the_script_says_so() -> None:
+    blocked = "import runpy, sys; sys.modules['transformers'] = None; runpy.run_path(sys.argv[1])"
+    command = [sys.executable, "-c", blocked, str(ROOT / "benchmarks/profile_target.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("profile_target: the target is transformers' Qwen3.5 and")
+    assert "pip install '.[hf]'" in done.stderr

@@ -114,9 +114,13 @@ def test_128_nodes_of_topology_at_run_time() -> None:
     report(play(m, r, [deepest(trees[0]), 76, 127]))
 
 
-def outcome(m: ModuleType, r: Round, last: list[int]) -> list[torch.Tensor]:
+def outcome(
+    m: ModuleType, r: Round, last: list[int], overlap: bool | None = None
+) -> list[torch.Tensor]:
     r = r.with_clones()
     factors = poison(m.allocate(len(r.slots), 1, "cuda"))
+    if overlap is not None:
+        factors.overlap = overlap
     out = r.verify(m, factors)
     r.commit(m, factors, last)
     return [out, r.state, r.conv_state]
@@ -144,6 +148,30 @@ def test_bits_do_not_depend_on_mates_or_nan() -> None:
         out, state, _ = outcome(m, alone, last[row : row + 1])
         assert same_bits(out[0], once[0][row])
         assert same_bits(state[:, r.slots[row]], once[1][:, r.slots[row]])
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8, 33])
+@pytest.mark.parametrize("template", ["(3,3,3)", "any:64", "chain:7", spell(grow(100, 8, seed=2))])
+def test_solve_beside_factor_changes_no_bit(template: str, batch: int) -> None:
+    m = build(template, depth=8, **FULL)
+    trees = [grow(64, 8, seed) for seed in range(batch)] if template == "any:64" else None
+    r = make_round(m, batch=batch, slots=batch + 1, trees=trees, device="cuda")
+    r.slots[2::5] = -1
+    last = [m.MODULE.nodes - 1 - row % 3 for row in range(batch)]
+    apart = outcome(m, r, last, overlap=False)
+    for _ in range(20):
+        beside = outcome(m, r, last, overlap=True)
+        assert all(same_bits(x, y) for x, y in zip(apart, beside, strict=True))
+
+
+def test_solve_beside_factor_where_every_row_is_padded() -> None:
+    m = build("(3,3,3)", depth=8, **FULL)
+    r = make_round(m, batch=8, slots=9, device="cuda")
+    r.slots[:] = -1
+    out, state, window = outcome(m, r, [0] * 8, overlap=True)
+    assert not out.any()
+    assert same_bits(state, r.state)
+    assert same_bits(window, r.conv_state)
 
 
 def far_apart(tensor: torch.Tensor, dim: int, pitch: int) -> torch.Tensor:
