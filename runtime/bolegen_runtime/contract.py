@@ -11,6 +11,7 @@ from types import ModuleType
 
 import torch
 
+from bolegen_runtime.arguments import expect_module
 from bolegen_runtime.reference import Operands, Tree, advance, convolve, recur, shift
 
 __all__ = [
@@ -86,6 +87,7 @@ class Finding:
 
 def refuse_unbounded(m: ModuleType) -> None:
     """Raises ValueError for a module that no bounds are known of."""
+    expect_module(m)
     if m.MODULE.contract != "fp32" or m.MODULE.mixer != "gdn":
         raise ValueError(
             f"module: expected mixer gdn and contract fp32, got {m.MODULE.mixer} and "
