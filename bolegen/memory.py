@@ -79,6 +79,8 @@ class MemoryPlan:
         With factors and scratch, or with snapshots; weights, KV cache and activations are not
         counted.
         """
+        if type(memory_bytes) is not int:
+            raise SpecError(f"memory_bytes {memory_bytes!r} must be a whole number")
         least, most = 0, memory_bytes // self.states.request
         while least < most:
             middle = (least + most + 1) // 2
@@ -104,8 +106,10 @@ class MemoryPlan:
 
 def plan_memory(plan: TreePlan, *, layers: int, batch: int) -> MemoryPlan:
     """The memory of the module that ``plan`` compiles to. Raises SpecError for the numbers."""
+    if not isinstance(plan, TreePlan):
+        raise SpecError(f"plan must be a TreePlan, not {type(plan).__name__}")
     for name, value in (("layers", layers), ("batch", batch)):
-        if not 1 <= value <= _LIMIT:
+        if type(value) is not int or not 1 <= value <= _LIMIT:
             raise SpecError(f"{name} {value} must be 1 to {_LIMIT:,}")
     return MemoryPlan(plan, layers, batch)
 
@@ -115,7 +119,8 @@ def show_memory(memory: MemoryPlan, gpu_gb: float | None = None) -> str:
 
     Raises SpecError for a memory that is not positive.
     """
-    if gpu_gb is not None and not 0 < gpu_gb <= _LIMIT:
+    known = gpu_gb is None or (isinstance(gpu_gb, int | float) and 0 < gpu_gb <= _LIMIT)
+    if not known:
         raise SpecError(f"GPU memory {gpu_gb} must be more than 0 GB and at most {_LIMIT:,}")
     tree = memory.plan.tree
     count = "" if tree.is_static else "at most "

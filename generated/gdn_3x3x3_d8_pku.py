@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; Y in tf32x3 and two bf16 terms, as R
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    f795847cb5cd3c9a
+digest    e8b6de15d9be1133
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -111,7 +111,7 @@ MODULE = Module(
     readout="split",
     factors="pku",
     schedules=("tiled",),
-    digest="f795847cb5cd3c9a",
+    digest="e8b6de15d9be1133",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -1267,8 +1267,13 @@ class Factors:
 
 def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
     """All memory of a round; verify and commit allocate nothing when `out` is given."""
-    if batch < 0 or layers < 1:
-        raise ValueError(f"batch, layers: expected at least 0 and 1, got {batch} and {layers}")
+    for name, value, least in (("batch", batch, 0), ("layers", layers, 1)):
+        if type(value) is not int or value < least:
+            raise ValueError(f"{name}: expected a whole number from {least}, got {value!r}")
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError, TypeError) as error:
+        raise ValueError(f"device: expected one that torch has here, got {device!r}") from error
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -1593,6 +1598,14 @@ def _expect_apart(name, tensor):
         end += stride * (size - 1)
 
 
+def _expect_runnable(name, device):
+    """Kernels run on a GPU, and in the interpreter on the CPU."""
+    if device.type != "cuda" and not (device.type == "cpu" and triton.knobs.runtime.interpret):
+        raise ValueError(
+            f"{name}: expected a GPU tensor, or TRITON_INTERPRET=1 from the start, got {device}"
+        )
+
+
 _INTEGERS = (torch.int32, torch.int64)
 
 
@@ -1607,16 +1620,14 @@ def _check_verify(x, n, gate, conv_state, pool, options):
         raise ValueError(f"{rows}: expected 40 nodes, got {n}")
     if schedule not in (None, *MODULE.schedules):
         raise ValueError(f"schedule: expected one of {MODULE.schedules}, got {schedule!r}")
-    if device.type == "cpu" and not triton.knobs.runtime.interpret:
-        raise ValueError(
-            f"{rows}: expected a GPU tensor, or TRITON_INTERPRET=1 from the start, got {device}"
-        )
+    _expect_runnable(rows, device)
     if batch > f.batch or f.rows.device != device:
         raise ValueError(
             f"factors: expected room for batch {batch} on {device}, "
             f"got batch {f.batch} on {f.rows.device}"
         )
-    if layer not in range(f.layers):
+    # torch takes True for a mask, not for 1
+    if type(layer) is not int or layer not in range(f.layers):
         raise ValueError(f"layer: expected 0 to {f.layers - 1}, got {layer!r}")
     wide = (torch.float32, MODULE.dtype)
     for name, tensor in (("a", a), ("b", b)):
@@ -1681,6 +1692,7 @@ def _check_commit(f, state, conv_state, slots, last_node, parents, track_slots, 
     shape = (None, None, 32, 128, 128)
     _expect("state", state, shape, (MODULE.state_dtype,), device, (None, None, 16384, 128, 1))
     _expect("slots", slots, (None,), _INTEGERS, device, (1,))
+    _expect_runnable("state", device)
     _expect_apart("state", state)
     batch, layers = slots.shape[0], state.shape[0]
     if layers > f.layers:

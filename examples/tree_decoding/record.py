@@ -48,11 +48,14 @@ def write_rounds(file: Path, run: Mapping[str, Any], rounds: Sequence[Round]) ->
 
 def read_rounds(file: Path) -> tuple[dict[str, Any], list[Round]]:
     """The run and the rounds of a recording. Raises ValueError for any other file."""
-    first, *lines = file.read_text().splitlines() or [""]
-    if f'"format": "{FORMAT}"' not in first:
-        raise ValueError(f"{file} is no recording in the format {FORMAT!r}; --record writes one")
-    run: dict[str, Any] = json.loads(first)
-    return run, [_round(json.loads(line)) for line in lines]
+    try:
+        first, *lines = file.read_text("utf-8").splitlines() or [""]
+        run: dict[str, Any] = json.loads(first)
+        if run["format"] == FORMAT:
+            return run, [_round(json.loads(line)) for line in lines]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged, or no recording: {error}") from error
+    raise ValueError(f"{file} is no recording in the format {FORMAT!r}; --record writes one")
 
 
 def _round(fields: Mapping[str, Any]) -> Round:

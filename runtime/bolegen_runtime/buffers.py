@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
+from bolegen_runtime.arguments import INTEGERS, expect_module
 from bolegen_runtime.topology import trace_links, trace_parents
 
 __all__ = ["RoundBuffers"]
-
-_INTEGERS = (torch.int32, torch.int64)
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,16 @@ class RoundBuffers:
         *,
         gate_dtype: torch.dtype | None = None,
     ) -> RoundBuffers:
-        """Buffers of padded rows. ``gate_dtype``, of a and b: the module's own, or float32."""
-        m = module.MODULE
+        """Buffers of padded rows. ``gate_dtype``, of a and b: the module's own, or float32.
+
+        Raises ValueError, which names the argument.
+        """
+        expect_module(module)
+        m, factors = module.MODULE, module.allocate(batch, layers, device)
+        if gate_dtype not in (None, m.dtype, torch.float32):
+            raise ValueError(
+                f"gate_dtype: expected {m.dtype} or torch.float32, got {gate_dtype!r:.40}"
+            )
         (key_heads, value_heads), (d_k, d_v) = m.heads, m.dims
         channels = 2 * key_heads * d_k + value_heads * d_v
 
@@ -69,7 +76,7 @@ class RoundBuffers:
             order=torch.arange(m.nodes, device=device),
             last_node=zeros(batch, dtype=torch.int64).fill_(-1),
             out=zeros(*gates, d_v),
-            factors=module.allocate(batch, layers, device),
+            factors=factors,
         )
 
     def fill(
@@ -154,7 +161,7 @@ class RoundBuffers:
             return
         self.slots.fill_(-1)
         whole = self.slots, self.parents, self.live
-        for dtype in _INTEGERS:
+        for dtype in INTEGERS:
             tree = torch.zeros_like(self.parents, dtype=dtype)
             trace_parents(tree, *whole, keep=self.live)
             trace_links(tree, tree, *whole, keep=self.live)
@@ -186,7 +193,7 @@ def _expect_like(name: str, tensor: object, place: torch.Tensor) -> None:
         raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
     if tensor.shape != place.shape:
         raise ValueError(f"{name}: expected shape {tuple(place.shape)}, got {tuple(tensor.shape)}")
-    have = _INTEGERS if place.dtype in _INTEGERS else (place.dtype,)
+    have = INTEGERS if place.dtype in INTEGERS else (place.dtype,)
     if tensor.dtype not in have:
         raise ValueError(f"{name}: expected {' or '.join(map(str, have))}, got {tensor.dtype}")
     if tensor.device != place.device:

@@ -27,6 +27,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bolegen_runtime.arguments import expect_path
+
 __all__ = [
     "CacheEntry",
     "CacheError",
@@ -39,12 +41,16 @@ __all__ = [
 LAYOUT = 1
 LOCK_SECONDS = 10.0
 SETTING = "Settings.cache_dir (BOLEGEN_CACHE_DIR)"
+_COMPILER = re.compile(r"[0-9a-f]{16}")
+_KEY = re.compile(r"[0-9a-f]{64}")
 _FOLDER = re.compile(r"v[0-9]+-[0-9a-f]{16}")
 _RECORD = re.compile(r"[0-9a-f]{64}\.json")
 _SOURCE = re.compile(r"[A-Za-z0-9_]{1,120}-[0-9a-f]{16}\.py")
 _LEFT_OVER = re.compile(r"\.[A-Za-z0-9_]+\.partial")
 _LOCK = ".lock"
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
+# what a damaged record makes of its reader
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _log = logging.getLogger(__name__)
 _warned: set[Path] = set()
 
@@ -71,7 +77,9 @@ class KernelCache:
     """The entries below ``root`` that the compiler with digest ``compiler`` made."""
 
     def __init__(self, root: Path, compiler: str) -> None:
-        self.root = root
+        if not isinstance(compiler, str) or not _COMPILER.fullmatch(compiler):
+            raise ValueError(f"compiler: expected 16 hexadecimal digits, got {compiler!r:.40}")
+        self.root = root = expect_path(root, "root")
         self.folder = root / f"v{LAYOUT}-{compiler}"
 
     def get(
@@ -87,6 +95,11 @@ class KernelCache:
         where the folder cannot be written. Raises CacheError for a folder that is unsafe, and
         what ``build`` raises.
         """
+        _check_key(key)
+        try:
+            json.dumps(dict(request))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"request: expected what JSON can hold: {error}") from error
         try:
             self._open_folder()
         except OSError as error:
@@ -108,6 +121,7 @@ class KernelCache:
 
     def find(self, key: str) -> tuple[str, Path] | None:
         """The checked text that answers ``key`` and its file, None where there is none."""
+        _check_key(key)
         record = self.folder / f"{key}.json"
         if not os.path.lexists(record):
             return None
@@ -120,7 +134,7 @@ class KernelCache:
             if hashlib.sha256(data).hexdigest() != known["sha256"]:
                 raise ValueError(f"{path.name} has changed since it was written")
             return data.decode(), path
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (*_UNREADABLE, OSError) as error:
             _log.warning("%s: entry %s is compiled again: %s", self.folder, key[:16], error)
             return None
 
@@ -160,17 +174,23 @@ class KernelCache:
             os.close(handle)
 
 
+def _check_key(key: object) -> None:
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise ValueError(f"key: expected a SHA-256 in hexadecimal, got {key!r:.40}")
+
+
 def list_entries(root: Path) -> tuple[CacheEntry, ...]:
     """Every readable entry below ``root``, of all compilers; nothing is imported or checked."""
     entries = []
     for path in _files(root):
         if not _RECORD.fullmatch(path.name):
             continue
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(*_UNREADABLE, OSError):
             known = json.loads(_read_own(path))
             source = path.with_name(known["file"])
             size = source.stat().st_size
-            entries.append(CacheEntry(known["key"], source, size, known["request"]))
+            if isinstance(known["request"], dict) and known["key"] == path.stem:
+                entries.append(CacheEntry(known["key"], source, size, known["request"]))
     return tuple(sorted(entries, key=lambda entry: entry.path))
 
 
@@ -195,7 +215,7 @@ def clear_entries(root: Path) -> int:
 
 def _folders(root: Path) -> list[Path]:
     try:
-        inside = sorted(root.iterdir())
+        inside = sorted(expect_path(root, "root").iterdir())
     except FileNotFoundError:
         return []
     return [

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from bolegen_runtime.arguments import expect_module
 from bolegen_runtime.contract import (
     Finding,
     LayerRound,
@@ -46,6 +47,7 @@ class CheckedModule(ModuleType):
     """
 
     def __init__(self, module: ModuleType) -> None:
+        expect_module(module)
         super().__init__(module.__name__, module.__doc__)
         refuse_unbounded(module)
         self._module = module

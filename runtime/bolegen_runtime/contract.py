@@ -11,6 +11,7 @@ from types import ModuleType
 
 import torch
 
+from bolegen_runtime.arguments import expect_module
 from bolegen_runtime.reference import Operands, Tree, advance, convolve, recur, shift
 
 __all__ = [
@@ -86,6 +87,7 @@ class Finding:
 
 def refuse_unbounded(m: ModuleType) -> None:
     """Raises ValueError for a module whose results keep to other bounds, or to none."""
+    expect_module(m)
     known = m.MODULE.mixer, m.MODULE.contract, m.MODULE.readout
     if known != ("gdn", "fp32", "split"):
         raise ValueError(

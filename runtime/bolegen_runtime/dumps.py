@@ -15,10 +15,25 @@ from typing import Any
 import torch
 import triton
 
-from bolegen_runtime.lifetimes import LayerWeights
+from bolegen_runtime.arguments import (
+    INTEGERS,
+    expect_device,
+    expect_kind,
+    expect_module,
+    expect_path,
+    expect_tensor,
+)
+from bolegen_runtime.lifetimes import CanonicalState, LayerWeights
 from bolegen_runtime.record import LoadError
 
-__all__ = ["RoundDump", "capture_round", "describe_device", "load_round", "save_round"]
+__all__ = [
+    "RoundDump",
+    "capture_round",
+    "check_dump",
+    "describe_device",
+    "load_round",
+    "save_round",
+]
 
 FORMAT = 1
 Tensor = torch.Tensor
@@ -58,17 +73,25 @@ class RoundDump:
 
     def to(self, device: torch.device) -> RoundDump:
         """The same round on a device."""
+        device = expect_device(device)
         tensors = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
         return replace(self, **tensors)  # type: ignore[arg-type]
 
     def with_commit(self, last_node: Tensor, state: Tensor, conv_state: Tensor) -> RoundDump:
-        """The round with what commit left in the engine's pools; last_node [B] as it took it."""
-        return replace(
+        """The round with what commit left in the engine's pools; last_node [B] as it took it.
+
+        Raises ValueError, which names the argument.
+        """
+        expect_tensor("last_node", last_node, tuple(self.slots.shape), INTEGERS, None)
+        _check_pools(state, conv_state, self.engine_slots.tolist(), last_node.device)
+        dump = replace(
             self,
             last_node=last_node.cpu().clone(),
             new_state=_pick(state, self.engine_slots),
             new_conv_state=_pick(conv_state, self.engine_slots),
         )
+        check_dump(dump)
+        return dump
 
 
 def capture_round(
@@ -88,16 +111,23 @@ def capture_round(
     """Copy a round that was verified and not yet committed; waits for the device.
 
     Arguments as of a GraphPool and its verify, a layer first: x [L, B, n, C], state
-    [L, slots, Hv, d_v, d_k]; of the pools only the slots of this round are copied.
+    [L, slots, Hv, d_v, d_k]; of the pools only the slots of this round are copied. Raises
+    ValueError, which names the argument.
     """
-    here = slots.tolist()
+    expect_module(module)
+    expect_kind("x", x, Tensor)
+    expect_tensor("slots", slots, (None,), INTEGERS, x.device)
+    here = [] if slots.is_meta else slots.tolist()
     used = sorted({slot for slot in here if slot >= 0})
     place = {slot: i for i, slot in enumerate(used)}
     engine_slots = torch.tensor(used, dtype=torch.int64)
-    biases = [w.conv_bias for w in weights if w.conv_bias is not None]
-    if len(biases) not in (0, len(weights)):
-        raise ValueError(f"weights: expected all or none with a conv_bias, got {len(biases)}")
-    return RoundDump(
+    _check_pools(state, conv_state, used, x.device)
+    for name, each in {"a": a, "b": b, "out": out, "parents": parents, "live": live}.items():
+        if each is not None:
+            expect_kind(name, each, Tensor)
+            expect_tensor(name, each, (None,) * each.dim(), (each.dtype,), x.device)
+    biases = _check_weights(weights)
+    dump = RoundDump(
         record={name: _plain(value) for name, value in asdict(module.MODULE).items()},
         made_on=describe_device(x.device),
         x=_copy(x),
@@ -115,14 +145,19 @@ def capture_round(
         live=None if live is None else _copy(live),
         out=_copy(out),
     )
+    check_dump(dump)
+    return dump
 
 
 def save_round(dump: RoundDump, path: Path) -> None:
     """Write the file, whole or not at all; an older one is replaced."""
+    expect_kind("dump", dump, RoundDump)
+    path = expect_path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     content = {field.name: getattr(dump, field.name) for field in fields(dump)}
     try:
-        torch.save({"format": FORMAT, **content}, partial)
+        with partial.open("wb") as file:
+            torch.save({"format": FORMAT, **content}, file)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -130,6 +165,7 @@ def save_round(dump: RoundDump, path: Path) -> None:
 
 def load_round(path: Path) -> RoundDump:
     """Read a file of save_round; nothing in it is run. Raises LoadError for any other."""
+    path = expect_path(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -150,28 +186,69 @@ def load_round(path: Path) -> RoundDump:
                 f"{path}: {name}: expected {kind.__name__}, got {type(value).__name__}"
             )
     dump = RoundDump(**content)
-    _check_shapes(dump, path)
+    try:
+        check_dump(dump)
+    except ValueError as error:
+        raise LoadError(f"{path}: {error}") from error
     return dump
 
 
-def _check_shapes(dump: RoundDump, path: Path) -> None:
-    """What must hold before the module looks at the rest."""
-    if dump.x.dim() != 4:
-        raise LoadError(f"{path}: x: expected [L, B, n, C], got {tuple(dump.x.shape)}")
+def check_dump(dump: RoundDump) -> None:
+    """Every tensor fits the others and the record. Raises ValueError, which names one."""
+    r = dump.record
+    try:
+        (key_heads, heads), (d_k, d_v), width = r["heads"], r["dims"], r["conv"]
+        dtype, stored = (getattr(torch, r[name]) for name in ("dtype", "state_dtype"))
+        channels = 2 * key_heads * d_k + heads * d_v
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"record: expected that of a generated module: {error!r}") from error
+    slots = dump.engine_slots.numel()
+    expect_tensor("x", dump.x, (None, None, None, channels), (dtype,), None)
     layers, rows, nodes = dump.x.shape[:3]
-    for name, shape in {
-        "a": (layers, rows, nodes), "b": (layers, rows, nodes), "out": (layers, rows, nodes),
-        "conv_weight": (layers,), "conv_bias": (layers,), "A_log": (layers,),
-        "dt_bias": (layers,), "state": (layers, len(dump.engine_slots)), "slots": (rows,),
-        "conv_state": (layers, len(dump.engine_slots)), "parents": (rows, nodes),
-        "live": (rows, nodes), "last_node": (rows,), "new_state": dump.state.shape,
-        "new_conv_state": dump.conv_state.shape,
+    gates, gate = (layers, rows, nodes, heads), (dtype, torch.float32)
+    state = (layers, slots, heads, d_v, d_k), (stored,)
+    window = (layers, slots, channels, width - 1), (dtype,)
+    for name, (shape, dtypes) in {
+        "a": (gates, gate), "b": (gates, gate), "out": ((*gates, d_v), (dtype,)),
+        "conv_weight": ((layers, channels, width), (dtype,)),
+        "conv_bias": ((layers, channels), (dtype,)),
+        "A_log": ((layers, heads), gate), "dt_bias": ((layers, heads), gate),
+        "state": state, "conv_state": window, "new_state": state, "new_conv_state": window,
+        "slots": ((rows,), INTEGERS), "engine_slots": ((slots,), INTEGERS),
+        "parents": ((rows, nodes), INTEGERS), "live": ((rows, nodes), (torch.bool,)),
+        "last_node": ((rows,), INTEGERS),
     }.items():  # fmt: skip
         value = getattr(dump, name)
-        if value is not None and tuple(value.shape[: len(shape)]) != tuple(shape):
-            raise LoadError(
-                f"{path}: {name}: expected {tuple(shape)} first, got {tuple(value.shape)}"
-            )
+        if value is not None:
+            expect_tensor(name, value, shape, dtypes, dump.x.device)
+
+
+def _check_pools(state: Any, conv_state: Any, used: Sequence[int], device: torch.device) -> None:
+    """What is copied from the engine's pools is there, and is not on meta."""
+    pools = CanonicalState(state, conv_state)
+    expect_kind("conv_state", conv_state, Tensor)
+    if pools.state.device != device or device.type == "meta":
+        raise ValueError(f"state: expected contents on {device}, got {pools.state.device}")
+    if used and used[-1] >= pools.state.shape[1]:
+        raise ValueError(f"slots: expected below {pools.state.shape[1]}, got {used[-1]}")
+
+
+def _check_weights(weights: Sequence[LayerWeights]) -> list[Tensor]:
+    """Layers that can be stacked; their biases."""
+    if not isinstance(weights, Sequence) or not all(isinstance(w, LayerWeights) for w in weights):
+        raise ValueError("weights: expected one LayerWeights a layer")
+    biases = [w.conv_bias for w in weights if w.conv_bias is not None]
+    if not weights or len(biases) not in (0, len(weights)):
+        raise ValueError(f"weights: expected all or none with a conv_bias, got {len(biases)}")
+    for name, first in vars(weights[0]).items():
+        if first is not None:
+            expect_kind(name, first, Tensor)
+            for each in weights:
+                held = getattr(each, name)
+                expect_tensor(name, held, tuple(first.shape), (first.dtype,), first.device)
+        if isinstance(first, Tensor) and first.is_meta:
+            raise ValueError(f"{name}: expected contents, got a tensor on meta")
+    return biases
 
 
 def describe_device(device: torch.device) -> str:

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import torch
 
+from bolegen_runtime.arguments import expect_kind, expect_module, expect_whole
 from bolegen_runtime.buffers import RoundBuffers
 from bolegen_runtime.lifetimes import CanonicalState, LayerWeights, SlotClaims
 from bolegen_runtime.rounds import Round
@@ -40,6 +41,15 @@ class VerifyGraph:
         batch: int,
         schedule: str | None = None,
     ) -> None:
+        expect_module(module)
+        expect_kind("buffers", buffers, RoundBuffers, "RoundBuffers")
+        _check_pool(weights, state, conv_state, (batch,))
+        expect_whole("batch", batch, 1, buffers.slots.shape[0])
+        if buffers.x.shape[0] != len(weights):
+            raise ValueError(
+                f"buffers: expected {len(weights)} layers, one for each of weights, got "
+                f"{buffers.x.shape[0]}"
+            )
         self.batch = batch
         self._module, self._weights = module, tuple(weights)
         self._state, self._conv_state = state, conv_state
@@ -174,6 +184,7 @@ class GraphPool:
 
     def find_graph(self, rows: int) -> VerifyGraph:
         """The smallest graph that holds ``rows`` rows. Raises GraphError, which lists them all."""
+        expect_whole("rows", rows, 0)
         for batch in self.batches:
             if rows <= batch:
                 return self.graphs[batch]
@@ -230,10 +241,10 @@ class GraphPool:
 
 def _check_pool(weights: object, state: object, conv_state: object, batches: object) -> None:
     """What verify does not check itself, when it warms up."""
-    if not isinstance(batches, Sequence) or not all(isinstance(b, int) for b in batches):
-        raise ValueError(f"batches: expected whole numbers, got {batches!r}")
-    if not batches or min(batches) < 1:
-        raise ValueError(f"batches: expected sizes of at least 1, got {tuple(batches)}")
+    if not isinstance(batches, Sequence) or not batches:
+        raise ValueError(f"batches: expected sizes of at least 1, got {batches!r:.60}")
+    for batch in batches:
+        expect_whole("batches", batch, 1)
     if not isinstance(weights, Sequence) or not all(isinstance(w, LayerWeights) for w in weights):
         raise ValueError("weights: expected one LayerWeights a layer")
     layers = []

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from bolegen_runtime.arguments import INTEGERS, expect_kind, expect_tensor, expect_whole
+
 __all__ = [
     "CanonicalState",
     "LayerWeights",
@@ -27,6 +29,7 @@ __all__ = [
     "sum_bits",
 ]
 
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _UNTIL_ACCEPTANCE = ("rows", "kept", "gates", "keys", "u", "live", "parents")
 
 
@@ -56,6 +59,12 @@ class CanonicalState:
     state: torch.Tensor
     conv_state: torch.Tensor | None
 
+    def __post_init__(self) -> None:
+        expect_tensor("state", self.state, (None,) * 5, _FLOATS, None)
+        if self.conv_state is not None:
+            shape = (*self.state.shape[:2], None, None)
+            expect_tensor("conv_state", self.conv_state, shape, _FLOATS, self.state.device)
+
     @property
     def layers(self) -> int:
         """L."""
@@ -63,6 +72,7 @@ class CanonicalState:
 
     def checksum(self, slot: int) -> int:
         """A number of the bits that all layers hold in one slot. Waits for the device."""
+        slot = expect_whole("slot", slot, 0, self.state.shape[1] - 1)
         pools = [self.state] if self.conv_state is None else [self.state, self.conv_state]
         return sum((i + 1) * sum_bits(pool[:, slot]) for i, pool in enumerate(pools))
 
@@ -97,6 +107,10 @@ def split_factors(factors: Any) -> tuple[RoundFactors, Scratch]:
 
     Raises ValueError where the module itself counts other bytes to a lifetime.
     """
+    if not hasattr(factors, "round_bytes"):
+        raise ValueError(
+            f"factors: expected those of a module's allocate(), got {type(factors).__name__}"
+        )
     tensors = {name: t for name, t in vars(factors).items() if isinstance(t, torch.Tensor)}
     kept = {name: tensors.pop(name) for name in _UNTIL_ACCEPTANCE if name in tensors}
     for what, group, said in (
@@ -128,8 +142,9 @@ class SlotClaims:
         self, owner: object, canonical: CanonicalState, slots: torch.Tensor, factors: object
     ) -> None:
         """Claim factors, and a slot for each row. LifetimeError, and nothing claimed, where one is
-        taken.
+        taken. Raises ValueError for an argument.
         """
+        expect_kind("canonical", canonical, CanonicalState)
         used = _used(slots)
         if id(factors) in self._factors:
             raise LifetimeError(
@@ -159,6 +174,7 @@ class SlotClaims:
 
     def check_bits(self, owner: object, canonical: CanonicalState) -> None:
         """Raise LifetimeError where the round's slots are not as they were."""
+        expect_kind("canonical", canonical, CanonicalState)
         for slot in self._of(owner):
             if canonical.checksum(slot) != self._held[slot][1]:
                 raise LifetimeError(
@@ -168,7 +184,7 @@ class SlotClaims:
 
     def check_tracks(self, track_slots: torch.Tensor) -> None:
         """Raise LifetimeError where a slot to be written has uncommitted factors."""
-        taken = sorted({slot for slot in track_slots.tolist() if slot in self._held})
+        taken = sorted({slot for slot in _used(track_slots, "track_slots") if slot in self._held})
         if taken:
             raise LifetimeError(
                 f"track_slots: slots {taken} have uncommitted factors, which a write would spoil"
@@ -185,5 +201,8 @@ class SlotClaims:
         return [slot for slot, (of, _) in self._held.items() if of is owner]
 
 
-def _used(slots: torch.Tensor) -> list[int]:
+def _used(slots: torch.Tensor, name: str = "slots") -> list[int]:
+    expect_tensor(name, slots, (None,), INTEGERS, None)
+    if slots.is_meta:
+        raise ValueError(f"{name}: expected contents, got a tensor on meta")
     return [slot for slot in slots.tolist() if slot >= 0]

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import re
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from typing import cast
 
 import triton
 
+from bolegen_runtime.arguments import expect_kind, expect_whole
 from bolegen_runtime.cache import KernelCache
 from bolegen_runtime.checked import CheckedModule
 from bolegen_runtime.record import LoadError, digest_of, import_text, read_record
@@ -64,10 +66,17 @@ class Request:
         ):
             if value not in have:
                 raise ValueError(f"{name}: expected one of {have}, got {value!r}")
+        for name in ("factors", "contract", "readout", "mixer"):
+            expect_kind(name, getattr(self, name), str, "a name")
         for name, pair in (("heads", self.heads), ("dims", self.dims)):
-            if len(pair) != 2:
-                raise ValueError(f"{name}: expected two numbers, got {pair!r}")
-            object.__setattr__(self, name, tuple(map(int, pair)))
+            if not isinstance(pair, Sequence) or len(pair) != 2:
+                raise ValueError(f"{name}: expected two numbers, got {pair!r:.40}")
+            numbers = tuple(expect_whole(name, each, 1) for each in pair)
+            object.__setattr__(self, name, numbers)
+        if self.depth is not None:
+            object.__setattr__(self, "depth", expect_whole("depth", self.depth, 0))
+        object.__setattr__(self, "conv", expect_whole("conv", self.conv, 1))
+        expect_kind("template", self.template, str, "a template in words")
         object.__setattr__(self, "template", _spell(self.template))
 
     @property
@@ -117,7 +126,9 @@ def load(
         template, depth, heads, dims, conv, dtype, state_dtype, factors, contract, readout,
         solver, mixer,
     )  # fmt: skip
-    settings = settings or Settings.from_env()
+    if settings is None:
+        settings = Settings.from_env()
+    expect_kind("settings", settings, Settings)
     with _loading:
         if (request, settings) not in _loaded:
             _mend_interpreter()
@@ -139,7 +150,7 @@ def _spell(template: str) -> str:
         return _AROUND_SIGNS.sub(r"\1", template.strip())
     try:
         value = json.loads(Path(rest).read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"template: cannot read {template}: {error}") from error
     if isinstance(value, dict):
         value = value.get("parents")
@@ -180,8 +191,11 @@ def _find_generated(request: Request, settings: Settings) -> tuple[str, Path] | 
         )
     found: dict[str, tuple[str, Path]] = {}
     for path in sorted(folder.glob("*.py")):
-        text = path.read_bytes().decode()
-        record = read_record(text)
+        try:
+            text = path.read_bytes().decode()
+            record = read_record(text)
+        except (LoadError, UnicodeDecodeError) as error:
+            raise LoadError(f"{path} is not what the compiler wrote: {error}") from error
         if record is None or not request.is_answered_by(record):
             continue
         digest = digest_of(text)

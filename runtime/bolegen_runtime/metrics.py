@@ -16,6 +16,14 @@ from typing import Any, Literal
 import torch
 import triton
 
+from bolegen_runtime.arguments import (
+    INTEGERS,
+    expect_device,
+    expect_kind,
+    expect_module,
+    expect_tensor,
+    expect_whole,
+)
 from bolegen_runtime.counters import LENGTHS, count_requests
 from bolegen_runtime.exposition import Family, Histogram, expose
 
@@ -44,9 +52,11 @@ class Metrics:
     """Counters of one module on one device; ``count_round`` may be captured in a CUDA graph."""
 
     def __init__(self, module: ModuleType, device: torch.device | str) -> None:
-        m = module.MODULE
-        self.labels = {"module": m.name, "device": str(torch.device(device))}
-        self._device = torch.device(device)
+        expect_module(module)
+        m, device = module.MODULE, expect_device(device)
+        self.labels = {"module": m.name, "device": str(device)}
+        self._device = device
+        self._factors = module.Factors
         self._nodes, self._depth = m.nodes, m.depth
         self._counts = torch.zeros(LENGTHS + m.depth + 2, dtype=torch.int64, device=device)
         self._parents = None
@@ -74,13 +84,8 @@ class Metrics:
         default. Raises ValueError where the two differ in length or from the factors' batch, for
         a dtype, device or stride, and for factors of another module.
         """
-        rows = slots.shape[0]
-        if last_node.shape != slots.shape or rows > factors.batch:
-            raise ValueError(
-                f"slots, last_node: expected one for each of at most {factors.batch} rows, got "
-                f"{tuple(slots.shape)} and {tuple(last_node.shape)}"
-            )
         nodes = self._check(factors, slots, last_node, nodes)
+        rows = slots.shape[0]
         if rows == 0:
             return
         static = self._parents is not None
@@ -96,25 +101,21 @@ class Metrics:
     def _check(self, factors: Any, slots: Any, last_node: Any, nodes: int | None) -> int:
         """The nodes of each request, once everything is what the kernel takes."""
         where = self._counts.device
-        for name, tensor in (("slots", slots), ("last_node", last_node)):
-            fits = tensor.dtype in (torch.int32, torch.int64) and tensor.is_contiguous()
-            if not fits or tensor.device != where:
-                raise ValueError(
-                    f"{name}: expected contiguous integers on {where}, got {tensor.dtype} with "
-                    f"strides {tensor.stride()} on {tensor.device}"
-                )
-        if tuple(factors.live.shape[1:]) != (self._nodes,):
+        if type(factors) is not self._factors:
             raise ValueError(
-                f"factors: expected those of {self.labels['module']}, of {self._nodes} nodes, "
-                f"got {tuple(factors.live.shape[1:])}"
+                f"factors: expected those of {self.labels['module']}, got "
+                f"{type(factors).__name__} of {type(factors).__module__}"
             )
-        nodes = self._nodes if nodes is None else nodes
-        if not 1 <= nodes <= self._nodes:
-            raise ValueError(f"nodes: expected 1 to {self._nodes}, got {nodes}")
-        return nodes
+        expect_tensor("factors", factors.live, (None, self._nodes), (factors.live.dtype,), where)
+        expect_tensor("slots", slots, (None,), INTEGERS, where, unit=True)
+        expect_tensor("last_node", last_node, tuple(slots.shape), INTEGERS, where, unit=True)
+        if slots.shape[0] > factors.batch:
+            raise ValueError(f"slots: expected at most {factors.batch} rows, got {slots.shape[0]}")
+        return expect_whole("nodes", self._nodes if nodes is None else nodes, 1, self._nodes)
 
     def count_budget(self, nodes: int) -> None:
         """The node total that was chosen for a batch."""
+        nodes = expect_whole("nodes", nodes, 0)
         with self._lock:
             self._budgets.add(nodes)
 
@@ -129,8 +130,10 @@ class Metrics:
     def time(self, what: Timed) -> Iterator[None]:
         """Time what is launched inside, on the device and without waiting for it.
 
-        Raises RuntimeError during a capture: time its replays.
+        Raises RuntimeError during a capture: time its replays; ValueError for another word.
         """
+        if what not in ("verify", "commit"):
+            raise ValueError(f"what: expected verify or commit, got {what!r:.40}")
         if self._device.type != "cuda":
             start = time.perf_counter()
             yield
@@ -186,6 +189,8 @@ def expose_metrics(*metrics: Metrics) -> str:
 
     Raises ValueError for two of one module and device, which could not be told apart.
     """
+    for each in metrics:
+        expect_kind("metrics", each, Metrics)
     told = [tuple(each.labels.items()) for each in metrics]
     if len(set(told)) < len(told):
         raise ValueError("metrics: expected one for each module and device; add theirs up first")

@@ -51,12 +51,30 @@ def read_record(text: str) -> dict[str, object] | None:
     try:
         call = cast(ast.Call, cast(ast.Assign, ast.parse(found.group()).body[0]).value)
         fields = {str(field.arg): _literal(field.value) for field in call.keywords}
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise LoadError(f"its MODULE record cannot be read: {error}") from error
     missing = {"name", "parents", "nodes", "digest"} - set(fields)
     if missing:
         raise LoadError(f"its MODULE record has no {', '.join(sorted(missing))}")
+    if not _is_tree(fields["parents"], fields["nodes"]):
+        raise LoadError(
+            f"its MODULE record has parents {fields['parents']!r:.60}, which are no tree"
+        )
     return fields
+
+
+def _is_tree(parents: object, nodes: object) -> bool:
+    """Whether parents are None, or ``nodes`` numbers, each below its node's own."""
+    if parents is None:
+        return isinstance(nodes, int)
+    return (
+        isinstance(parents, tuple)
+        and len(parents) == nodes
+        and all(
+            isinstance(parent, int) and min(node, 1) - 1 <= parent < node
+            for node, parent in enumerate(parents)
+        )
+    )
 
 
 def _literal(value: ast.expr) -> object:

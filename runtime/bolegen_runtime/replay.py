@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from bolegen_runtime.arguments import expect_device, expect_kind
 from bolegen_runtime.contract import (
     Finding,
     LayerRound,
@@ -25,7 +26,7 @@ from bolegen_runtime.contract import (
     read_trees,
     refuse_unbounded,
 )
-from bolegen_runtime.dumps import RoundDump, describe_device, load_round
+from bolegen_runtime.dumps import RoundDump, check_dump, describe_device, load_round
 from bolegen_runtime.loader import DTYPES, chosen_solver, load
 from bolegen_runtime.record import LoadError, import_text
 from bolegen_runtime.reference import Tree
@@ -82,7 +83,10 @@ def find_module(record: dict[str, Any], path: Path | None = None) -> ModuleType:
     Raises LoadError where its digest is another.
     """
     if path is not None:
-        module = import_text(path.read_text("utf-8"), path)
+        try:
+            module = import_text(path.read_text("utf-8"), path)
+        except UnicodeDecodeError as error:
+            raise LoadError(f"{path} is not what the compiler wrote: {error}") from error
     else:
         module = load(**_request(record), settings=_unchecked(Settings.from_env()))
     if module.MODULE.digest != record.get("digest"):
@@ -99,7 +103,10 @@ def replay_round(dump: RoundDump, module: ModuleType, device: torch.device) -> l
 
     Raises ValueError for a module without bounds, and as its verify does.
     """
+    expect_kind("dump", dump, RoundDump)
     refuse_unbounded(module)
+    check_dump(dump)
+    device = expect_device(device)
     d = dump.to(device)
     factors = module.allocate(d.x.shape[1], d.x.shape[0], device)
     trees = read_trees(module, d.slots.tolist(), d.x.shape[2], d.parents, d.live)

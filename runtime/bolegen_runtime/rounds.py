@@ -11,6 +11,13 @@ from typing import Any
 
 import torch
 
+from bolegen_runtime.arguments import (
+    INTEGERS,
+    expect_kind,
+    expect_module,
+    expect_tensor,
+    expect_whole,
+)
 from bolegen_runtime.lifetimes import (
     CanonicalState,
     LayerWeights,
@@ -42,6 +49,10 @@ class Round:
         factors: Any = None,
         claims: SlotClaims | None = None,
     ) -> None:
+        expect_module(module)
+        expect_kind("canonical", canonical, CanonicalState)
+        if claims is not None:
+            expect_kind("claims", claims, SlotClaims)
         self.canonical = canonical
         if factors is None:
             factors = module.allocate(batch, canonical.layers, canonical.state.device)
@@ -56,10 +67,7 @@ class Round:
 
         Raises ValueError for another tensor, LifetimeError with claims.
         """
-        if not isinstance(slots, torch.Tensor) or slots.dim() != 1:
-            raise ValueError("slots: expected a tensor of one axis [B]")
-        if slots.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"slots: expected torch.int32 or torch.int64, got {slots.dtype}")
+        self._expect_rows("slots", slots)
         if self._claims is None:
             self.discard()
         elif self._waiting is not None:
@@ -87,6 +95,7 @@ class Round:
         Inside a graph capture nothing runs, so nothing counts as verified: see ``replay``.
         Raises LifetimeError out of turn, and what the module raises.
         """
+        expect_kind("weights", weights, LayerWeights, "a layer's LayerWeights")
         self._check_turn("verify", layer, x, slots)
         known = self.canonical
         out: torch.Tensor = self._module.verify(
@@ -121,6 +130,8 @@ class Round:
 
     def replay(self, graph: torch.cuda.CUDAGraph) -> None:
         """Replay a graph that holds verify of every layer."""
+        if not callable(getattr(graph, "replay", None)):
+            raise ValueError(f"graph: expected a CUDA graph, got {type(graph).__name__}")
         if self._waiting is None:
             raise LifetimeError("there is no round to verify; call begin first")
         graph.replay()
@@ -140,12 +151,14 @@ class Round:
         then still there. A CheckedError is raised after: discard the round then.
         """
         self.check_verified()
+        self._expect_rows("slots", slots)
         if self._seen is not None and len(slots) != self._seen[1]:
             raise LifetimeError(f"slots: {self._seen[1]} rows were verified, now {len(slots)}")
         if self._claims is not None:
             self._claims.check_slots(self, slots)
             self._claims.check_bits(self, self.canonical)
             if track_slots is not None:
+                self._expect_rows("track_slots", track_slots)
                 self._claims.check_tracks(track_slots)
         self._module.commit(
             self.allocated, self.canonical.state, self.canonical.conv_state, slots, last_node,
@@ -170,8 +183,8 @@ class Round:
             self._claims.release(self)
 
     def _check_turn(self, call: str, layer: int, rows: Any, slots: torch.Tensor) -> None:
-        if not 0 <= layer < self.canonical.layers:
-            raise ValueError(f"layer: expected 0 to {self.canonical.layers - 1}, got {layer}")
+        expect_whole("layer", layer, 0, self.canonical.layers - 1)
+        self._expect_rows("slots", slots)
         if _is_capturing(rows):
             return
         if self._waiting is None:
@@ -187,6 +200,9 @@ class Round:
         self.allocated.traced = False
         if self._claims is not None:
             self._claims.check_slots(self, slots)
+
+    def _expect_rows(self, name: str, rows: torch.Tensor) -> None:
+        expect_tensor(name, rows, (None,), INTEGERS, self.canonical.state.device)
 
     def _note(self, call: str, layer: int, rows: torch.Tensor, slots: torch.Tensor) -> None:
         if self._waiting is not None and not _is_capturing(rows):

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bolegen_runtime.arguments import expect_kind, expect_path
+
 __all__ = ["Settings"]
 
 CACHE_DIR = "BOLEGEN_CACHE_DIR"
@@ -28,6 +30,13 @@ class Settings:
     cache_dir: Path | None = None
     generated_dir: Path | None = None
     checked: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("cache_dir", "generated_dir"):
+            folder = getattr(self, name)
+            if folder is not None:
+                object.__setattr__(self, name, expect_path(folder, name))
+        expect_kind("checked", self.checked, bool, "True or False")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:

@@ -13,10 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
+from bolegen_runtime.arguments import INTEGERS, expect_tensor
+
 __all__ = ["trace_links", "trace_parents"]
 
 MOST_NODES = 512
-_INTEGERS = (torch.int32, torch.int64)
 _CHUNK = 16  # links looked at together: 16 by 256 comparisons fit into registers
 
 
@@ -40,9 +41,9 @@ def trace_links(
     A link to the node itself, to an earlier one or past the row's nodes is none; a node with two
     links to it is dead. Raises ValueError, which names the argument.
     """
-    _expect("first_child", first_child, (None, None), _INTEGERS, None)
+    expect_tensor("first_child", first_child, (None, None), INTEGERS, None)
     shape = tuple(first_child.shape)
-    _expect("next_sibling", next_sibling, shape, (first_child.dtype,), first_child.device)
+    expect_tensor("next_sibling", next_sibling, shape, (first_child.dtype,), first_child.device)
     _trace(first_child, next_sibling, slots, parents, live, keep, counts, name="first_child")
 
 
@@ -60,7 +61,7 @@ def trace_parents(
     A node whose parent is not an earlier node is dead, and so is what hangs below. What stands at
     node 0 is not read.
     """
-    _expect("given", given, (None, None), _INTEGERS, None)
+    expect_tensor("given", given, (None, None), INTEGERS, None)
     _trace(given, None, slots, parents, live, keep, counts, name="given")
 
 
@@ -77,23 +78,23 @@ def _trace(
 ) -> None:
     batch, nodes = first.shape
     device = first.device
-    _expect("slots", slots, (batch,), _INTEGERS, device, unit=True)
-    _expect("parents", parents, (batch, None), (torch.int32,), device, unit=True)
+    expect_tensor("slots", slots, (batch,), INTEGERS, device, unit=True)
+    expect_tensor("parents", parents, (batch, None), (torch.int32,), device, unit=True)
     room = parents.shape[1]
     if not 1 <= nodes <= room or room > MOST_NODES:
         raise ValueError(
             f"{name}: expected 1 to {min(room, MOST_NODES)} nodes, with room for at most "
             f"{MOST_NODES} in parents; got {nodes}, with room for {room}"
         )
-    _expect("live", live, (batch, room), (torch.bool,), device, unit=True)
+    expect_tensor("live", live, (batch, room), (torch.bool,), device, unit=True)
     for what, tensor in (("parents", parents), ("live", live)):
         if batch > 1 and tensor.stride(0) < room:
             raise ValueError(f"{what}: expected rows apart, got strides {tensor.stride()}")
     if keep is not None:
-        _expect("keep", keep, (batch, nodes), (torch.bool,), device)
+        expect_tensor("keep", keep, (batch, nodes), (torch.bool,), device)
     if counts is not None:
-        _expect("counts", counts, (batch,), _INTEGERS, device, unit=True)
-    if device.type == "cpu" and not triton.knobs.runtime.interpret:
+        expect_tensor("counts", counts, (batch,), INTEGERS, device, unit=True)
+    if not (first.is_cuda or (device.type == "cpu" and triton.knobs.runtime.interpret)):
         raise ValueError(
             f"{name}: expected a GPU tensor, or TRITON_INTERPRET=1 from the start, got {device}"
         )
@@ -215,29 +216,3 @@ def trace_tree(  # type: ignore[no-untyped-def]
 def _on(tensor: torch.Tensor) -> AbstractContextManager[object]:
     """Make the tensor's device the current one: Triton launches on that."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
-
-
-def _expect(
-    name: str,
-    tensor: torch.Tensor,
-    shape: tuple[int | None, ...],
-    dtypes: tuple[torch.dtype, ...],
-    device: torch.device | None,
-    *,
-    unit: bool = False,
-) -> None:
-    """One shape of argument error; None = anything, ``unit`` = a last stride of 1."""
-    if not isinstance(tensor, torch.Tensor):
-        raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
-    want = tuple("any" if size is None else size for size in shape)
-    if len(shape) != tensor.dim() or any(
-        size not in (None, have) for size, have in zip(shape, tensor.shape, strict=True)
-    ):
-        raise ValueError(f"{name}: expected shape {want}, got {tuple(tensor.shape)}")
-    if tensor.dtype not in dtypes:
-        have = " or ".join(map(str, dtypes))
-        raise ValueError(f"{name}: expected {have}, got {tensor.dtype}")
-    if device is not None and tensor.device != device:
-        raise ValueError(f"{name}: expected device {device}, got {tensor.device}")
-    if unit and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        raise ValueError(f"{name}: expected a last stride of 1, got {tensor.stride(-1)}")

@@ -334,7 +334,7 @@ def test_last_nodes_are_one_a_row() -> None:
 @pytest.mark.parametrize("batches", [(), (0, 2)])
 def test_a_pool_needs_batches(batches: tuple[int, ...]) -> None:
     r = make_round(module(), layers=LAYERS)
-    with pytest.raises(ValueError, match="batches: expected sizes of at least 1"):
+    with pytest.raises(ValueError, match="batches: expected"):
         GraphPool(module(), weights_of(r), r.state, r.conv_state, batches=batches)
 
 

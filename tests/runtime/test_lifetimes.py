@@ -174,7 +174,7 @@ def test_nothing_is_committed_out_of_turn(stub: ModuleType, data: Data, checked:
         round_.commit(data.slots, LAST)
     with pytest.raises(LifetimeError, match="layer 1 of this round is verified"):
         verify(round_, data, 1)
-    with pytest.raises(ValueError, match="layer: expected 0 to 1, got -1"):
+    with pytest.raises(ValueError, match="layer: expected a whole number from 0 to 1, got -1"):
         verify(round_, data, -1)
     assert unchanged(data, was)
     verify(round_, data, 0)

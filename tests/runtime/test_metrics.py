@@ -87,7 +87,7 @@ def test_an_empty_round_counts_nothing_and_a_wrong_one_is_refused() -> None:
     metrics = Metrics(m, "cpu")
     metrics.count_round(factors, r.slots[:0], r.slots[:0])
     assert metrics.snapshot()["bolegen_rounds_total"] == 0
-    with pytest.raises(ValueError, match=r"at most 4 rows, got \(3,\) and \(2,\)"):
+    with pytest.raises(ValueError, match=r"last_node: expected shape \(3,\), got \(2,\)"):
         metrics.count_round(factors, r.slots, torch.tensor([0, 0]))
     many = torch.zeros(5, dtype=torch.int64)
     with pytest.raises(ValueError, match="at most 4 rows"):

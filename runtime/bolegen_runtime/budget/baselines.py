@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from bolegen_runtime.budget.planner import Count, Parents, close_scores, plan_nodes
+from bolegen_runtime.arguments import expect_tensor, expect_whole
+from bolegen_runtime.budget.planner import (
+    FLOATS,
+    Count,
+    Parents,
+    check_trees,
+    close_scores,
+    one_total,
+    per_row,
+    plan_nodes,
+)
 
 __all__ = ["plan_fixed_width", "plan_per_request"]
 
@@ -22,8 +32,11 @@ def plan_fixed_width(
     SGLang's rule, which keeps num_draft_tokens - 1 drafts a request by cumulative score, as
     EAGLE-2 reranks (arXiv 2406.16858). Arguments and errors as of plan_nodes.
     """
-    every = scores.numel()
-    return plan_nodes(scores, parents, every, slots=slots, maximum=width, remaining=remaining)
+    check_trees(scores, parents, slots)
+    if width is None:
+        raise ValueError("width: expected an int or integers, got None")
+    widths, every = per_row(width, 0, "width", scores)[:, 0], scores.numel()
+    return plan_nodes(scores, parents, every, slots=slots, maximum=widths, remaining=remaining)
 
 
 def plan_per_request(
@@ -46,20 +59,15 @@ def plan_per_request(
     """
     closed = close_scores(scores, parents)
     rows, nodes = scores.shape
-    if (
-        required.shape != (rows,)
-        or not required.is_floating_point()
-        or required.device != scores.device
-    ):
-        raise ValueError(
-            f"required: expected floating ({rows},) on {scores.device}, "
-            f"got {required.dtype} {tuple(required.shape)} on {required.device}"
-        )
+    expect_tensor("required", required, (rows,), FLOATS, scores.device)
+    limit = nodes if limit is None else expect_whole("limit", limit, None)
+    total = one_total(total, scores)
     every = plan_nodes(scores, parents, scores.numel(), slots=slots, remaining=remaining)
     chances = (closed.exp() * every).sort(1, descending=True)[0]
-    # nodes whose predecessors do not suffice yet
-    needed = (chances.cumsum(1) - chances < required[:, None]) & (chances > 0)
-    wanted = needed.sum(1).clamp(max=nodes if limit is None else limit)
+    # nodes whose predecessors do not suffice yet; a difference of sums would be rounded
+    before = torch.nn.functional.pad(chances.cumsum(1)[:, :-1], (1, 0))
+    needed = (before < required[:, None]) & (chances > 0)
+    wanted = needed.sum(1).clamp(max=min(limit, nodes))
     wanted = torch.maximum(wanted, every[:, 0].long())  # the root comes whatever is required
     order = required.masked_fill(~every[:, 0], float("-inf")).argsort(descending=True, stable=True)
     drafts = (wanted - every[:, 0].long())[order]

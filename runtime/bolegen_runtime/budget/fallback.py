@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from bolegen_runtime.arguments import expect_kind, expect_number, expect_whole
 from bolegen_runtime.budget.profile import ProfileEntry
 
 __all__ = ["Comparison", "compare_with_decode"]
@@ -35,15 +35,17 @@ def compare_with_decode(
     Equal rates are no reason to speculate. Raises ValueError for numbers that cannot be, and
     ProfileError for more nodes than were measured.
     """
-    if rows < 1 or nodes < rows or not rows <= expected <= nodes * (1 + 1e-6):
+    expect_kind("entry", entry, ProfileEntry)
+    rows, nodes = expect_whole("rows", rows, 1), expect_whole("nodes", nodes, 1)
+    expected = expect_number("expected", expected)
+    overhead_ms = expect_number("overhead_ms", overhead_ms)
+    if nodes < rows or not (rows <= expected and expected / (1 + 1e-6) <= nodes):
         raise ValueError(
             "rows, nodes, expected: expected 1 <= rows <= expected <= nodes, "
             f"got {rows}, {nodes} and {expected}"
         )
     if rows > entry.batch:
         raise ValueError(f"rows: expected at most the entry's batch {entry.batch}, got {rows}")
-    if not (math.isfinite(overhead_ms) and overhead_ms >= 0):
-        raise ValueError(f"overhead_ms: expected a time from 0, got {overhead_ms}")
     tree = expected / (entry.cost_ms(nodes) + overhead_ms)
     plain = rows / entry.decode_ms
     reason = f"{expected:.2f} tokens by trees at {tree:.3f} a ms, {rows} plainly at {plain:.3f}"

@@ -9,12 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from numbers import Integral
 
 import torch
 
-__all__ = ["close_scores", "cumulate", "expect_tokens", "plan_nodes"]
+from bolegen_runtime.arguments import INTEGERS, expect_tensor, expect_whole
 
-_INTEGERS = (torch.int32, torch.int64)
+__all__ = [
+    "FLOATS",
+    "check_trees",
+    "close_scores",
+    "cumulate",
+    "expect_tokens",
+    "one_total",
+    "per_row",
+    "plan_nodes",
+]
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NEVER = float("-inf")
 _LOG_MOST = 88.0  # of the largest float32
 _MOST = 1 << 40  # more nodes than there are
@@ -54,14 +66,14 @@ def plan_nodes(
     probability. Equals are taken by node number, then by row. Raises ValueError for a shape, dtype
     or device.
     """
-    _check(scores, parents, slots, weight)
+    check_trees(scores, parents, slots, weight)
     rows, nodes = scores.shape
+    count = one_total(total, scores)
+    most = per_row(maximum, nodes, "maximum", scores)
+    least = per_row(minimum, 0, "minimum", scores)
+    depth_limit = per_row(remaining, nodes, "remaining", scores)
     if not rows:
         return torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
-    count = _one(total, "total", scores.device)
-    most = _per_row(maximum, nodes, "maximum", scores)
-    least = _per_row(minimum, 0, "minimum", scores)
-    depth_limit = _per_row(remaining, nodes, "remaining", scores)
 
     lowest, depth = _close(scores, parents)
     here = lowest.new_ones(rows, 1, dtype=torch.bool) if slots is None else (slots >= 0)[:, None]
@@ -86,7 +98,7 @@ def cumulate(log_probs: torch.Tensor, parents: Parents) -> torch.Tensor:
     Node 0 has 0. NaN counts as -inf, what is above 0 as 0; a node without a valid parent has -inf.
     Raises ValueError as plan_nodes.
     """
-    _check(log_probs, parents, None, None)
+    check_trees(log_probs, parents, name="log_probs")
     hops, has_parent = _hops(log_probs, parents)
     sums = _clean(log_probs, has_parent).clamp(max=0)
     for hop in hops:
@@ -96,7 +108,7 @@ def cumulate(log_probs: torch.Tensor, parents: Parents) -> torch.Tensor:
 
 def close_scores(scores: torch.Tensor, parents: Parents) -> torch.Tensor:
     """The scores [B, T] float32 that plan_nodes goes by: the least of a node and its ancestors."""
-    _check(scores, parents, None, None)
+    check_trees(scores, parents)
     return _close(scores, parents)[0]
 
 
@@ -108,11 +120,7 @@ def expect_tokens(scores: torch.Tensor, parents: Parents, live: torch.Tensor) ->
     what plan_nodes gave. Raises ValueError as plan_nodes.
     """
     lowest = close_scores(scores, parents)
-    if live.shape != scores.shape or live.dtype != torch.bool or live.device != scores.device:
-        raise ValueError(
-            f"live: expected bool {tuple(scores.shape)} on {scores.device}, "
-            f"got {live.dtype} {tuple(live.shape)} on {live.device}"
-        )
+    expect_tensor("live", live, tuple(scores.shape), (torch.bool,), scores.device)
     return (lowest.exp() * live).sum(1)
 
 
@@ -175,61 +183,53 @@ def _ordered(x: torch.Tensor) -> torch.Tensor:
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
 
 
-def _one(value: Count, name: str, device: torch.device) -> Count:
+def one_total(total: Count, scores: torch.Tensor) -> Count:
     """An int, or a tensor that broadcasts."""
-    if not isinstance(value, torch.Tensor):
-        return min(max(int(value), -_MOST), _MOST)
-    if value.numel() != 1 or value.dtype not in _INTEGERS or value.device != device:
+    if not isinstance(total, torch.Tensor):
+        return _clamped(total, "total")
+    if total.numel() != 1 or total.dtype not in INTEGERS or total.device != scores.device:
         raise ValueError(
-            f"{name}: expected an int or one integer on {device}, "
-            f"got {value.dtype} {tuple(value.shape)} on {value.device}"
+            f"total: expected an int or one integer on {scores.device}, "
+            f"got {total.dtype} {tuple(total.shape)} on {total.device}"
         )
-    return value.reshape(())
+    return total.reshape(())
 
 
-def _per_row(value: Count | None, default: int, name: str, scores: torch.Tensor) -> torch.Tensor:
+def per_row(value: Count | None, default: int, name: str, scores: torch.Tensor) -> torch.Tensor:
     """[B, 1] integers."""
     rows, device = scores.shape[0], scores.device
     if not isinstance(value, torch.Tensor):
-        number = default if value is None else min(max(int(value), -_MOST), _MOST)
+        number = default if value is None else _clamped(value, name)
         return torch.full((rows, 1), number, dtype=torch.int64, device=device)
-    if value.shape != (rows,) or value.dtype not in _INTEGERS or value.device != device:
-        raise ValueError(
-            f"{name}: expected an int or integers ({rows},) on {device}, "
-            f"got {value.dtype} {tuple(value.shape)} on {value.device}"
-        )
+    expect_tensor(name, value, (rows,), INTEGERS, device)
     return value[:, None]
 
 
-def _check(
+def _clamped(value: int, name: str) -> int:
+    return min(max(expect_whole(name, value, None), -_MOST), _MOST)
+
+
+def check_trees(
     scores: torch.Tensor,
     parents: Parents,
-    slots: torch.Tensor | None,
-    weight: torch.Tensor | None,
+    slots: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    *,
+    name: str = "scores",
 ) -> None:
     """Shapes, dtypes and devices; contents are not looked at, which would wait for the device."""
-    if scores.dim() != 2 or not scores.shape[1] or not scores.is_floating_point():
-        raise ValueError(
-            f"scores: expected floating [B, T] with T >= 1, got {scores.dtype} "
-            f"{tuple(scores.shape)}"
-        )
+    expect_tensor(name, scores, (None, None), FLOATS, None)
     rows, nodes = scores.shape
-    if not isinstance(parents, torch.Tensor):
-        if len(parents) != nodes:
-            raise ValueError(f"parents: expected {nodes} nodes as in scores, got {len(parents)}")
-    elif parents.shape not in ((nodes,), (rows, nodes)) or parents.dtype not in _INTEGERS:
-        raise ValueError(
-            f"parents: expected integers ({nodes},) or ({rows}, {nodes}), "
-            f"got {parents.dtype} {tuple(parents.shape)}"
-        )
-    if slots is not None and (slots.shape != (rows,) or slots.dtype not in _INTEGERS):
-        raise ValueError(
-            f"slots: expected integers ({rows},), got {slots.dtype} {tuple(slots.shape)}"
-        )
-    if weight is not None and (weight.shape != (rows,) or not weight.is_floating_point()):
-        raise ValueError(
-            f"weight: expected floating ({rows},), got {weight.dtype} {tuple(weight.shape)}"
-        )
-    for name, tensor in (("parents", parents), ("slots", slots), ("weight", weight)):
-        if isinstance(tensor, torch.Tensor) and tensor.device != scores.device:
-            raise ValueError(f"{name}: expected device {scores.device}, got {tensor.device}")
+    if not nodes:
+        raise ValueError(f"{name}: expected [B, T] with T >= 1, got {tuple(scores.shape)}")
+    if isinstance(parents, torch.Tensor):
+        shape = (nodes,) if parents.dim() == 1 else (rows, nodes)
+        expect_tensor("parents", parents, shape, INTEGERS, scores.device)
+    elif not isinstance(parents, Sequence) or not all(isinstance(p, Integral) for p in parents):
+        raise ValueError(f"parents: expected a tensor or whole numbers, got {parents!r:.60}")
+    elif len(parents) != nodes:
+        raise ValueError(f"parents: expected {nodes} nodes as in {name}, got {len(parents)}")
+    if slots is not None:
+        expect_tensor("slots", slots, (rows,), INTEGERS, scores.device)
+    if weight is not None:
+        expect_tensor("weight", weight, (rows,), FLOATS, scores.device)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+
+from bolegen_runtime.arguments import expect_device, expect_kind, expect_path, expect_whole
 
 __all__ = ["Environment", "Profile", "ProfileEntry", "ProfileError", "load_profile"]
 
@@ -35,7 +38,7 @@ class Environment:
     @classmethod
     def current(cls, device: torch.device | str = "cuda") -> Environment:
         """Of this process, and of ``device``."""
-        device = torch.device(device)
+        device = expect_device(device)
         name, capability = device.type, ""
         if device.type == "cuda":
             name = torch.cuda.get_device_name(device)
@@ -44,6 +47,7 @@ class Environment:
 
     def differences(self, other: Environment) -> list[str]:
         """What is not the same, in words."""
+        expect_kind("other", other, Environment)
         return [
             f"{f.name} {getattr(self, f.name)!r} there and {getattr(other, f.name)!r} here"
             for f in fields(self)
@@ -70,20 +74,34 @@ class ProfileEntry:
     most_ms: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        try:
+            fits = self._fits()
+            said = "expected ascending totals and a time above 0 for each"
+        except (TypeError, OverflowError) as error:
+            fits, said = False, str(error)
+        if not fits:
+            raise ProfileError(
+                f"the entry of batch {self.batch!r:.40}, context {self.context!r:.40}, "
+                f"{self.template!s:.40}: {said}"
+            )
+
+    def _fits(self) -> bool:
         rows = (self.median_ms, self.least_ms, self.most_ms)
         times = [self.decode_ms, *self.median_ms, *self.least_ms, *self.most_ms]
-        if (
-            min(self.batch, self.context) < 1
-            or not (math.isfinite(self.epsilon) and self.epsilon >= 0)
-            or not self.totals
-            or any(a >= b for a, b in zip((0, *self.totals), self.totals, strict=False))
-            or any(len(row) != len(self.totals) for row in rows)
-            or not all(math.isfinite(t) and t > 0 for t in times)
-        ):
-            raise ProfileError(
-                f"the entry of batch {self.batch}, context {self.context}, {self.template}: "
-                "expected ascending totals and a time above 0 for each"
-            )
+        _typed(self.template, str)
+        for number in (self.batch, self.context, *self.totals):
+            _typed(number, int)
+        for time in (self.epsilon, *times):
+            _typed(time, int, float)
+        return (
+            min(self.batch, self.context) >= 1
+            and math.isfinite(self.epsilon)
+            and self.epsilon >= 0
+            and bool(self.totals)
+            and all(a < b for a, b in zip((0, *self.totals), self.totals, strict=False))
+            and all(len(row) == len(self.totals) for row in rows)
+            and all(math.isfinite(t) and t > 0 for t in times)
+        )
 
     @property
     def fitted_ms(self) -> tuple[float, ...]:
@@ -111,7 +129,7 @@ class ProfileEntry:
 
         Below the least total it costs as much as that. ProfileError above the largest.
         """
-        if total > self.totals[-1]:
+        if expect_whole("total", total, 0) > self.totals[-1]:
             raise ProfileError(
                 f"{total} nodes of batch {self.batch}, context {self.context}, {self.template}: "
                 f"at most {self.totals[-1]} were measured; profile with more"
@@ -136,8 +154,17 @@ class Profile:
     target: Mapping[str, str]
     entries: tuple[ProfileEntry, ...]
 
+    def __post_init__(self) -> None:
+        expect_kind("environment", self.environment, Environment)
+        for name, words in (("environment", vars(self.environment)), ("target", self.target)):
+            _expect_words(name, words)
+        expect_kind("entries", self.entries, tuple)
+        for entry in self.entries:
+            expect_kind("entries", entry, ProfileEntry)
+
     def find(self, batch: int, context: int, template: str) -> ProfileEntry:
         """The smallest bucket that holds the batch and the context. ProfileError: none does."""
+        batch, context = expect_whole("batch", batch, 0), expect_whole("context", context, 0)
         fitting = [
             e
             for e in self.entries
@@ -153,9 +180,12 @@ class Profile:
 
     def save(self, path: Path) -> None:
         """Write a JSON file, one line an entry, under a temporary name and then renamed."""
+        path = expect_path(path)
         head = {"format": FORMAT, "environment": asdict(self.environment)}
         head["target"] = dict(self.target)
-        lines = [json.dumps(_to_fields(entry)) for entry in self.entries]
+        entries = [_to_fields(entry) for entry in self.entries]
+        head["digest"] = _digest({**head, "entries": entries})
+        lines = [json.dumps(entry) for entry in entries]
         text = json.dumps(head, indent=1).removesuffix("\n}")
         text += ',\n "entries": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
@@ -175,11 +205,13 @@ def load_profile(
     """Read what Profile.save wrote, for use on ``device``; ``target`` None: not compared.
 
     Raises ProfileError for a file that is truncated or something else, whose budgets do not follow
-    from its times, or that was made on another device, with other versions, or of another target;
-    it names what differs.
+    from its times, that was changed since it was saved, or that was made on another device, with
+    other versions, or of another target; it names what differs.
     """
-    profile = _read(path)
     here = Environment.current(device)
+    if target is not None:
+        _expect_words("target", target)
+    profile = _read(expect_path(path))
     wrong = profile.environment.differences(here)
     if target is not None:
         there = profile.target
@@ -219,10 +251,26 @@ def _read(path: Path) -> Profile:
     try:
         environment = Environment(**{k: _typed(v, str) for k, v in found["environment"].items()})
         target = {k: _typed(v, str) for k, v in found["target"].items()}
-        entries = tuple(_from_fields(each) for each in found["entries"])
-    except (KeyError, TypeError, AttributeError, OverflowError, ProfileError) as error:
+        entries = tuple(_from_fields(each) for each in _typed(found["entries"], list))
+        digest = _digest(found)
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+        ProfileError,
+    ) as error:
         raise ProfileError(f"{path}: not what was saved: {error}. Profile again") from error
+    if digest != found.get("digest"):
+        raise ProfileError(f"{path}: changed since it was saved. Profile again")
     return Profile(environment, target, entries)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """Of everything in a file but the digest itself: a digit that flips is seen."""
+    kept = {name: value for name, value in content.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 _NAMES = [field.name for field in fields(ProfileEntry)]
@@ -234,15 +282,9 @@ def _to_fields(entry: ProfileEntry) -> dict[str, Any]:
 
 
 def _from_fields(found: Mapping[str, Any]) -> ProfileEntry:
-    entry = ProfileEntry(
-        batch=_typed(found["batch"], int),
-        context=_typed(found["context"], int),
-        template=_typed(found["template"], str),
-        epsilon=float(_typed(found["epsilon"], int, float)),
-        decode_ms=float(_typed(found["decode_ms"], int, float)),
-        totals=tuple(_typed(n, int) for n in found["totals"]),
-        **{name: _times(found[name]) for name in ("median_ms", "least_ms", "most_ms")},
-    )
+    known: dict[str, Any] = {name: found[name] for name in _NAMES}
+    rows = ("totals", "median_ms", "least_ms", "most_ms")
+    entry = ProfileEntry(**known | {name: tuple(known[name]) for name in rows})
     unknown = found.keys() - {*_NAMES, "budget"}
     if unknown or found["budget"] != entry.budget:
         said = f"unknown {', '.join(sorted(unknown))}" if unknown else "its budget does not follow"
@@ -250,8 +292,11 @@ def _from_fields(found: Mapping[str, Any]) -> ProfileEntry:
     return entry
 
 
-def _times(found: Iterable[Any]) -> tuple[float, ...]:
-    return tuple(float(_typed(ms, int, float)) for ms in found)
+def _expect_words(name: str, words: Any) -> None:
+    if not isinstance(words, Mapping) or not all(
+        isinstance(word, str) for pair in words.items() for word in pair
+    ):
+        raise ValueError(f"{name}: expected names and what they are in words, got {words!r:.60}")
 
 
 def _typed(value: Any, *types: type) -> Any:

@@ -6,11 +6,12 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from bolegen_runtime.arguments import expect_number, expect_whole
 from bolegen_runtime.budget.profile import DECIMALS, Environment, Profile, ProfileEntry
 
 __all__ = ["Clock", "CudaClock", "Pass", "profile_target"]
@@ -40,9 +41,7 @@ class CudaClock:
     """
 
     def __init__(self, *, replays: int = 20, graph: bool = True) -> None:
-        if replays < 1:
-            raise ValueError(f"replays: expected at least 1, got {replays}")
-        self._replays, self._graph = replays, graph
+        self._replays, self._graph = expect_whole("replays", replays, 1), graph
 
     def __call__(self, run: Callable[[], object]) -> list[float]:
         """Milliseconds of each replay, after two runs that compile and two that warm up."""
@@ -88,13 +87,12 @@ def profile_target(
     Decode is timed before and after the trees of a bucket, so that a drift of the device's clocks
     counts for both. Raises ValueError for sizes below 1, and what prepare and the clock raise.
     """
-    sizes = [*batches, *contexts, *(n for widths in templates.values() for n in widths)]
-    if not (batches and contexts and templates and all(templates.values())) or min(sizes) < 1:
-        raise ValueError(
-            "batches, contexts, templates: expected sizes of at least 1, "
-            f"got {tuple(batches)}, {tuple(contexts)} and {dict(templates)}"
-        )
-    clock = clock or CudaClock()
+    _check_sizes(batches, contexts, templates)
+    if not callable(prepare):
+        raise ValueError(f"prepare: expected a function of a Pass, got {prepare!r:.40}")
+    epsilon = expect_number("epsilon", epsilon)
+    # what cannot be kept is refused before hours of measuring
+    clock, known = clock or CudaClock(), Profile(Environment.current(device), target or {}, ())
     buckets = list(itertools.product(sorted(set(batches)), sorted(set(contexts))))
     entries: list[ProfileEntry] = []
     for batch, context in progress(buckets) if progress else buckets:
@@ -109,7 +107,18 @@ def profile_target(
             ProfileEntry(batch, context, name, epsilon, _median(decode_ms), *times)
             for name, times in trees.items()
         ]
-    return Profile(Environment.current(device), dict(target or {}), tuple(entries))
+    return replace(known, target=dict(known.target), entries=tuple(entries))
+
+
+def _check_sizes(batches: object, contexts: object, templates: object) -> None:
+    if not isinstance(templates, Mapping) or not templates:
+        raise ValueError(f"templates: expected sizes by template, got {templates!r:.60}")
+    of = {"batches": batches, "contexts": contexts}
+    for name, sizes in [*of.items(), *(("templates", widths) for widths in templates.values())]:
+        if not isinstance(sizes, Sequence) or not sizes:
+            raise ValueError(f"{name}: expected sizes from 1, got {sizes!r:.60}")
+        for size in sizes:
+            expect_whole(name, size, 1)
 
 
 Times = tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...], tuple[float, ...]]
