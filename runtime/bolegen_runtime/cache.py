@@ -27,8 +27,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bolegen_runtime.arguments import expect_path
-
 __all__ = [
     "CacheEntry",
     "CacheError",
@@ -79,7 +77,7 @@ class KernelCache:
     def __init__(self, root: Path, compiler: str) -> None:
         if not isinstance(compiler, str) or not _COMPILER.fullmatch(compiler):
             raise ValueError(f"compiler: expected 16 hexadecimal digits, got {compiler!r:.40}")
-        self.root = root = expect_path(root, "root")
+        self.root = root = _as_folder(root)
         self.folder = root / f"v{LAYOUT}-{compiler}"
 
     def get(
@@ -174,6 +172,12 @@ class KernelCache:
             os.close(handle)
 
 
+def _as_folder(root: object) -> Path:
+    if not isinstance(root, str | os.PathLike):
+        raise ValueError(f"root: expected a path, got {root!r:.40}")
+    return Path(root)
+
+
 def _check_key(key: object) -> None:
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise ValueError(f"key: expected a SHA-256 in hexadecimal, got {key!r:.40}")
@@ -215,7 +219,7 @@ def clear_entries(root: Path) -> int:
 
 def _folders(root: Path) -> list[Path]:
     try:
-        inside = sorted(expect_path(root, "root").iterdir())
+        inside = sorted(_as_folder(root).iterdir())
     except FileNotFoundError:
         return []
     return [
