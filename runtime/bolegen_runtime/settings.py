@@ -15,6 +15,7 @@ __all__ = ["Settings"]
 CACHE_DIR = "BOLEGEN_CACHE_DIR"
 GENERATED_DIR = "BOLEGEN_GENERATED_DIR"
 CHECKED = "BOLEGEN_CHECKED"
+ENABLE = "BOLEGEN_ENABLE"
 OFF = "off"
 
 
@@ -25,11 +26,13 @@ class Settings:
     cache_dir: compiled modules are kept below it; None keeps them in memory alone.
     generated_dir: a folder of modules that `bolegen compile` wrote, looked at first; None: none.
     checked: `load` gives a CheckedModule, which runs the recurrence beside every call.
+    enable: engine plugins hook into their engine.
     """
 
     cache_dir: Path | None = None
     generated_dir: Path | None = None
     checked: bool = False
+    enable: bool = False
 
     def __post_init__(self) -> None:
         for name in ("cache_dir", "generated_dir"):
@@ -40,11 +43,12 @@ class Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """BOLEGEN_CACHE_DIR ("off" for none), BOLEGEN_GENERATED_DIR and BOLEGEN_CHECKED (1 or 0).
+        """BOLEGEN_CACHE_DIR ("off" for none), BOLEGEN_GENERATED_DIR, BOLEGEN_CHECKED and
+        BOLEGEN_ENABLE (1 or 0).
 
-        Empty counts as unset; any other BOLEGEN_CHECKED is a ValueError. Without a cache folder,
-        $XDG_CACHE_HOME/bolegen, then ~/.cache/bolegen. RuntimeWarning where there is no home
-        folder either: the cache is then in memory alone.
+        Empty counts as unset; anything but 1 and 0 is a ValueError for the last two. Without a
+        cache folder, $XDG_CACHE_HOME/bolegen, then ~/.cache/bolegen. RuntimeWarning where there
+        is no home folder either: the cache is then in memory alone.
         """
         environ = os.environ if environ is None else environ
         generated = environ.get(GENERATED_DIR)
@@ -52,6 +56,7 @@ class Settings:
             cache_dir=_cache_dir(environ),
             generated_dir=_absolute(generated) if generated else None,
             checked=_flag(environ, CHECKED),
+            enable=_flag(environ, ENABLE),
         )
 
 

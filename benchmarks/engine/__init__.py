@@ -1,0 +1,3 @@
+"""SGLang itself, with and without the plugin: `bash benchmarks/engine/run.sh`."""
+
+__all__: list[str] = []

@@ -1,0 +1,175 @@
+"""One SGLang engine in one mode: greedy tokens, accepted lengths, times and memory, as JSON.
+
+An engine is a process of its own. Several may start together on one GPU; ``--peers`` makes each
+wait until all are up, and a lock then lets one measure at a time.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+__all__ = ["main"]
+
+
+def read_options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="NAME.json; NAME is the label")
+    parser.add_argument("--tree", help="steps,topk,nodes of NEXTN, or ngram,topk,nodes")
+    parser.add_argument("--plugin", action="store_true", help="with BOLEGEN_ENABLE=1")
+    parser.add_argument("--batch", default="1,4,8")
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--margins", action="store_true", help="the two best log-probabilities")
+    parser.add_argument("--peers", type=int, default=0, help="engines to wait for")
+    parser.add_argument("--extra", default="{}", help="JSON of further engine arguments")
+    return parser.parse_args()
+
+
+def engine_arguments(options: argparse.Namespace, sizes: list[int]) -> dict[str, Any]:
+    """What both releases take; attention in Triton, since trees need it on Hopper."""
+    said: dict[str, Any] = {
+        "model_path": str(options.model),
+        "attention_backend": "triton",
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "disable_radix_cache": True,
+        "max_running_requests": options.requests,
+        "cuda_graph_bs_decode": sorted({1, *sizes}),
+        "disable_prefill_cuda_graph": True,
+        "random_seed": 1,
+        "skip_server_warmup": True,
+        "log_level": "info",
+    }
+    if options.tree:
+        first, topk, nodes = options.tree.split(",")
+        said["speculative_num_draft_tokens"] = int(nodes)
+        if first == "ngram":
+            said |= {
+                "speculative_algorithm": "NGRAM",
+                "speculative_ngram_max_bfs_breadth": int(topk),
+            }
+        else:
+            said |= {
+                "speculative_algorithm": "NEXTN",
+                "speculative_draft_model_path": str(options.model),
+                "speculative_num_steps": int(first),
+                "speculative_eagle_topk": int(topk),
+            }
+    said.update(json.loads(options.extra))
+    return said
+
+
+def make_prompts(model: Path, count: int, length: int = 64) -> list[list[int]]:
+    """Prompts that lie beside the model, or random tokens."""
+    path = model / "prompts.json"
+    if path.exists():
+        held: list[list[int]] = [p[:length] for p in json.loads(path.read_text("utf-8"))]
+        return [held[i % len(held)] for i in range(count)]
+    numbers = random.Random(0)
+    return [[numbers.randrange(10, 30_000) for _ in range(length)] for _ in range(count)]
+
+
+@contextmanager
+def alone(options: argparse.Namespace) -> Iterator[None]:
+    """Once all peers are up, one at a time; at once without peers."""
+    if not options.peers:
+        yield
+        return
+    folder = options.out.parent
+    options.out.with_suffix(".ready").touch()
+    until = time.monotonic() + 400
+    while len(list(folder.glob("*.ready"))) < options.peers and time.monotonic() < until:
+        time.sleep(0.2)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def measure(engine: Any, prompts: list[list[int]], options: argparse.Namespace) -> dict[str, Any]:
+    """One batch size: the first run warms up, and its tokens must be those of the others."""
+    greedy = {"temperature": 0.0, "max_new_tokens": options.new_tokens, "ignore_eos": True}
+    walls: list[float] = []
+    tokens = None
+    for repeat in range(options.repeats + 1):
+        begin = time.perf_counter()
+        outs = engine.generate(input_ids=prompts, sampling_params=greedy)
+        if repeat:
+            walls.append(time.perf_counter() - begin)
+        found = [out["output_ids"] for out in outs]
+        same = tokens in (None, found)
+        tokens = found
+    meta = [out["meta_info"] for out in outs]
+    rounds = [m.get("spec_verify_ct") or options.new_tokens for m in meta]
+    lengths = [m.get("spec_accept_length") for m in meta]
+    return {
+        "batch": len(prompts),
+        "tokens_per_s": len(prompts) * options.new_tokens / statistics.median(walls),
+        "round_ms": [1e3 * wall / max(rounds) for wall in sorted(walls)],
+        "rounds": rounds,
+        "accepted": None if lengths[0] is None else sum(lengths) / len(lengths),
+        "repeatable": same,
+        "output_ids": tokens,
+    }
+
+
+def main() -> None:
+    """Start, measure, write."""
+    options = read_options()
+    os.environ["BOLEGEN_ENABLE"] = "1" if options.plugin else "0"
+    import sglang
+    import torch
+    import triton
+
+    sizes = [int(size) for size in options.batch.split(",")]
+    begin = time.monotonic()
+    engine = sglang.Engine(**engine_arguments(options, sizes))
+    record: dict[str, Any] = {
+        "label": options.out.stem,
+        "plugin": options.plugin,
+        "tree": options.tree,
+        "versions": {
+            "device": torch.cuda.get_device_name(),
+            "sglang": sglang.__version__,
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+        },
+        "start_s": time.monotonic() - begin,
+        "runs": [],
+    }
+    prompts = make_prompts(options.model, max(sizes))
+    with alone(options):
+        record["runs"] = [measure(engine, prompts[:size], options) for size in sizes]
+        if options.margins:
+            greedy = {"temperature": 0.0, "max_new_tokens": options.new_tokens, "ignore_eos": True}
+            outs = engine.generate(
+                input_ids=prompts, sampling_params=greedy, return_logprob=True, top_logprobs_num=2
+            )
+            record["margins"] = [
+                {
+                    "output_ids": out["output_ids"],
+                    "lead": [t[0][0] - t[1][0] for t in out["meta_info"]["output_top_logprobs"]],
+                }
+                for out in outs
+            ]
+    state = engine.get_server_info()["internal_states"][0]
+    record["memory"] = state.get("memory_usage")
+    record["bolegen"] = state.get("bolegen")
+    options.out.write_text(json.dumps(record, default=str), "utf-8")
+    said = {k: v for k, v in record.items() if k not in ("runs", "margins")}
+    print(json.dumps(said, default=str), flush=True)
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""From the server's flags to the trees that it will verify, or to a refusal that names a flag."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bolegen_runtime.sglang.errors import PluginError
+
+__all__ = ["TreeBounds", "read_bounds"]
+
+MOST_NODES = 256
+DRAFTERS = ("EAGLE", "EAGLE3", "NEXTN", "NGRAM")
+# flag, the values that are served, what to do about any other
+REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("device", (None, "cuda"), "the plugin needs a GPU"),
+    ("disaggregation_mode", (None, "null"), "leave out --disaggregation-mode"),
+    ("pp_size", (None, 1), "leave out --pp-size"),
+    ("enable_dp_attention", (None, False), "leave out --enable-dp-attention"),
+    ("enable_unified_memory", (None, False), "leave out --enable-unified-memory"),
+    ("enable_two_batch_overlap", (None, False), "leave out --enable-two-batch-overlap"),
+    ("enable_pdmux", (None, False), "leave out --enable-pdmux"),
+    ("enable_memory_saver", (None, False), "leave out --enable-memory-saver"),
+    ("enable_linear_replayssm", (None, False), "leave out --enable-linear-replayssm"),
+    ("enable_linear_replayssm_spec", (None, False), "leave out --enable-linear-replayssm-spec"),
+    ("enable_gdn_replayssm_spec", (None, False), "leave out --enable-gdn-replayssm-spec"),
+)
+
+
+@dataclass(frozen=True)
+class TreeBounds:
+    """What every tree of a server keeps to: nodes with the root, depth in edges."""
+
+    nodes: int
+    depth: int
+
+
+def read_bounds(flags: Mapping[str, Any]) -> TreeBounds | None:
+    """The bounds that the resolved flags set; None where the server verifies no trees.
+
+    Raises PluginError for a flag under which trees are not served.
+    """
+    algorithm = flags.get("speculative_algorithm")
+    if algorithm is None or (flags.get("speculative_eagle_topk") or 0) <= 1:
+        return None
+    if str(algorithm).upper() not in DRAFTERS:
+        raise PluginError(
+            f"--speculative-algorithm: expected one of {', '.join(DRAFTERS)}, got {algorithm}"
+        )
+    for name, served, advice in REFUSED:
+        if flags.get(name) not in served:
+            raise PluginError(
+                f"--{name.replace('_', '-')} is {flags[name]!r}, which the bolegen plugin does "
+                f"not serve with trees: {advice}, or start without BOLEGEN_ENABLE=1"
+            )
+    nodes = int(flags["speculative_num_draft_tokens"])
+    if not 2 <= nodes <= MOST_NODES:
+        raise PluginError(
+            f"--speculative-num-draft-tokens: expected 2 to {MOST_NODES}, got {nodes}"
+        )
+    if str(algorithm).upper() == "NGRAM":
+        return TreeBounds(nodes, nodes - 1)
+    return TreeBounds(nodes, min(int(flags["speculative_num_steps"]), nodes - 1))
