@@ -2,6 +2,7 @@
 # SGLang with and without the plugin on one GPU:
 #     bash benchmarks/engine/run.sh tokens|speed|capacity [PARTS]
 # tokens: MODEL (a trained hybrid with an MTP head) by plain decoding, SGLang's trees and ours, at once.
+#         TREES (steps,topk,nodes ...) and NEW_TOKENS make it shorter.
 # speed: random weights at KERNEL_MODEL's shapes; engines start together and measure one by one.
 # capacity: KV tokens of a server that takes all it can, without and with the plugin.
 # PARTS: a folder with a packed SGLang and its install_sglang.sh; without it SGLang must import.
@@ -50,13 +51,14 @@ tokens)
     share='{"mem_fraction_static": 0.6, "max_total_tokens": 32768}'
     common=(--model "$MODEL" --new-tokens "${NEW_TOKENS:-1100}" --batch 1,4,8 --extra "$share")
     drive ar "${common[@]}" --margins &
-    for tree in 4,3,16 6,4,32 ngram,4,16; do
+    trees="${TREES:-4,3,16 6,4,32 ngram,4,16}"
+    for tree in $trees; do
         drive "stock-$tree" "${common[@]}" --tree "$tree" &
         drive "ours-$tree" "${common[@]}" --tree "$tree" --plugin &
     done
     wait
     files=("$results/ar.json")
-    for tree in 4,3,16 6,4,32 ngram,4,16; do files+=("$results/stock-$tree.json" "$results/ours-$tree.json"); done
+    for tree in $trees; do files+=("$results/stock-$tree.json" "$results/ours-$tree.json"); done
     python3 "$root/benchmarks/engine/report.py" "${files[@]}"
     ;;
 speed)
