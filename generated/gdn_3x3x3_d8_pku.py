@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; Y in tf32x3 and two bf16 terms, as R
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    e8b6de15d9be1133
+digest    56aeb2ec47b4bf95
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -111,7 +111,7 @@ MODULE = Module(
     readout="split",
     factors="pku",
     schedules=("tiled",),
-    digest="e8b6de15d9be1133",
+    digest="56aeb2ec47b4bf95",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -1268,11 +1268,11 @@ class Factors:
 def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
     """All memory of a round; verify and commit allocate nothing when `out` is given."""
     for name, value, least in (("batch", batch, 0), ("layers", layers, 1)):
-        if type(value) is not int or value < least:
+        if type(value) is not int or not least <= value < 1 << 31:
             raise ValueError(f"{name}: expected a whole number from {least}, got {value!r}")
     try:
         torch.empty(0, device=device)
-    except (AssertionError, RuntimeError, TypeError) as error:
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"device: expected one that torch has here, got {device!r}") from error
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -1569,8 +1569,9 @@ def _checks(factors):
 
 def _expect(name, tensor, shape, dtypes, device, strides=None):
     """One shape of argument error: what was expected, what came; None = anything."""
-    if not isinstance(tensor, torch.Tensor):
-        raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        have = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise ValueError(f"{name}: expected a tensor, got {have}")
     want = tuple("any" if s is None else s for s in shape)
     if len(shape) != tensor.dim() or any(
         s is not None and s != t for s, t in zip(shape, tensor.shape, strict=True)

@@ -67,7 +67,7 @@ def expect_device(device: Any, name: str = "device") -> torch.device:
     try:
         torch.empty(0, device=device)
         return torch.device(device)
-    except (AssertionError, RuntimeError, TypeError) as error:
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         said = " ".join(str(error).split())[:120]
         raise ValueError(
             f"{name}: expected a device of this machine, got {device!r}: {said}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bolegen_runtime.arguments import INTEGERS, expect_module
+from bolegen_runtime.arguments import INTEGERS, expect_module, expect_tensor
 from bolegen_runtime.topology import trace_links, trace_parents
 
 __all__ = ["RoundBuffers"]
@@ -189,15 +189,9 @@ class RoundBuffers:
 
 def _expect_like(name: str, tensor: object, place: torch.Tensor) -> None:
     """An argument has the shape, dtype and device of its place; integers may differ in width."""
-    if not isinstance(tensor, torch.Tensor):
-        raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
-    if tensor.shape != place.shape:
-        raise ValueError(f"{name}: expected shape {tuple(place.shape)}, got {tuple(tensor.shape)}")
     have = INTEGERS if place.dtype in INTEGERS else (place.dtype,)
-    if tensor.dtype not in have:
-        raise ValueError(f"{name}: expected {' or '.join(map(str, have))}, got {tensor.dtype}")
-    if tensor.device != place.device:
-        raise ValueError(f"{name}: expected device {place.device}, got {tensor.device}")
+    expect_tensor(name, tensor, tuple(place.shape), have, place.device)
+    assert isinstance(tensor, torch.Tensor)
     held = tensor.untyped_storage().data_ptr() == place.untyped_storage().data_ptr()
     if held and tensor.numel() and tensor.data_ptr() != place.data_ptr():
         raise ValueError(

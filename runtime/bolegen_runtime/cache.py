@@ -39,8 +39,6 @@ __all__ = [
 LAYOUT = 1
 LOCK_SECONDS = 10.0
 SETTING = "Settings.cache_dir (BOLEGEN_CACHE_DIR)"
-_COMPILER = re.compile(r"[0-9a-f]{16}")
-_KEY = re.compile(r"[0-9a-f]{64}")
 _FOLDER = re.compile(r"v[0-9]+-[0-9a-f]{16}")
 _RECORD = re.compile(r"[0-9a-f]{64}\.json")
 _SOURCE = re.compile(r"[A-Za-z0-9_]{1,120}-[0-9a-f]{16}\.py")
@@ -75,10 +73,9 @@ class KernelCache:
     """The entries below ``root`` that the compiler with digest ``compiler`` made."""
 
     def __init__(self, root: Path, compiler: str) -> None:
-        if not isinstance(compiler, str) or not _COMPILER.fullmatch(compiler):
-            raise ValueError(f"compiler: expected 16 hexadecimal digits, got {compiler!r:.40}")
-        self.root = root = _as_folder(root)
-        self.folder = root / f"v{LAYOUT}-{compiler}"
+        _expect_hex("compiler", compiler, 16)
+        self.root = _as_folder(root)
+        self.folder = self.root / f"v{LAYOUT}-{compiler}"
 
     def get(
         self,
@@ -93,7 +90,7 @@ class KernelCache:
         where the folder cannot be written. Raises CacheError for a folder that is unsafe, and
         what ``build`` raises.
         """
-        _check_key(key)
+        _expect_hex("key", key, 64)
         try:
             json.dumps(dict(request))
         except (TypeError, ValueError) as error:
@@ -119,7 +116,7 @@ class KernelCache:
 
     def find(self, key: str) -> tuple[str, Path] | None:
         """The checked text that answers ``key`` and its file, None where there is none."""
-        _check_key(key)
+        _expect_hex("key", key, 64)
         record = self.folder / f"{key}.json"
         if not os.path.lexists(record):
             return None
@@ -176,11 +173,6 @@ def _as_folder(root: object) -> Path:
     if not isinstance(root, str | os.PathLike):
         raise ValueError(f"root: expected a path, got {root!r:.40}")
     return Path(root)
-
-
-def _check_key(key: object) -> None:
-    if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise ValueError(f"key: expected a SHA-256 in hexadecimal, got {key!r:.40}")
 
 
 def list_entries(root: Path) -> tuple[CacheEntry, ...]:
@@ -307,3 +299,8 @@ def _warn_unwritable(folder: Path, error: OSError) -> None:
         CacheWarning,
         stacklevel=2,
     )
+
+
+def _expect_hex(name: str, value: object, digits: int) -> None:
+    if not isinstance(value, str) or not re.fullmatch(f"[0-9a-f]{{{digits}}}", value):
+        raise ValueError(f"{name}: expected {digits} hexadecimal digits, got {value!r:.40}")

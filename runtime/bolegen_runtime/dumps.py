@@ -6,6 +6,7 @@ A file is read by torch's weights-only loader: tensors, numbers and strings, not
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -122,9 +123,11 @@ def capture_round(
     place = {slot: i for i, slot in enumerate(used)}
     engine_slots = torch.tensor(used, dtype=torch.int64)
     _check_pools(state, conv_state, used, x.device)
-    for name, each in {"a": a, "b": b, "out": out, "parents": parents, "live": live}.items():
-        if each is not None:
+    given = {"x": x, "a": a, "b": b, "out": out, "parents": parents, "live": live}
+    for name, each in given.items():
+        if each is not None or name not in ("parents", "live"):
             expect_kind(name, each, Tensor)
+            assert each is not None
             expect_tensor(name, each, (None,) * each.dim(), (each.dtype,), x.device)
     biases = _check_weights(weights)
     dump = RoundDump(
@@ -167,6 +170,10 @@ def load_round(path: Path) -> RoundDump:
     """Read a file of save_round; nothing in it is run. Raises LoadError for any other."""
     path = expect_path(path)
     try:
+        with zipfile.ZipFile(path) as archive:  # torch looks at no checksum
+            damaged = archive.testzip()
+        if damaged:
+            raise ValueError(f"{damaged} has changed since it was written")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise

@@ -43,8 +43,8 @@ class VerifyGraph:
     ) -> None:
         expect_module(module)
         expect_kind("buffers", buffers, RoundBuffers, "RoundBuffers")
-        _check_pool(weights, state, conv_state, (batch,))
         expect_whole("batch", batch, 1, buffers.slots.shape[0])
+        _check_pool(weights, state, conv_state, (batch,))
         if buffers.x.shape[0] != len(weights):
             raise ValueError(
                 f"buffers: expected {len(weights)} layers, one for each of weights, got "

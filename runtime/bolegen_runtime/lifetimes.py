@@ -80,7 +80,7 @@ class CanonicalState:
 def sum_bits(held: torch.Tensor) -> int:
     """A number of a tensor's bits and of where they are. Waits for the device."""
     bits = held.contiguous().view({2: torch.int16, 4: torch.int32}[held.element_size()]).flatten()
-    places = torch.arange(1, 2 * len(bits), 2, device=bits.device)
+    places = 2 * torch.arange(len(bits), device=bits.device) + 1
     return int((bits * places).sum())
 
 
@@ -145,6 +145,7 @@ class SlotClaims:
         taken. Raises ValueError for an argument.
         """
         expect_kind("canonical", canonical, CanonicalState)
+        expect_tensor("slots", slots, (None,), INTEGERS, canonical.state.device)
         used = _used(slots)
         if id(factors) in self._factors:
             raise LifetimeError(

@@ -146,7 +146,7 @@ def test_a_count_refuses_what_its_kernel_would_misread(m: ModuleType) -> None:
     metrics, last = Metrics(m, "cpu"), torch.tensor([2, 1])
     with pytest.raises(ValueError, match="slots: expected a last stride of 1"):
         metrics.count_round(factors, torch.tensor([0, 9, 1, 9])[::2], last)
-    with pytest.raises(ValueError, match=r"last_node: expected torch.int32 or"):
+    with pytest.raises(ValueError, match="last_node: expected torch"):
         metrics.count_round(factors, r.slots, last.float())
     with pytest.raises(ValueError, match="nodes: expected a whole number from 1 to 3, got -5"):
         metrics.count_round(factors, r.slots, last, nodes=-5)

@@ -187,11 +187,7 @@ def one_total(total: Count, scores: torch.Tensor) -> Count:
     """An int, or a tensor that broadcasts."""
     if not isinstance(total, torch.Tensor):
         return _clamped(total, "total")
-    if total.numel() != 1 or total.dtype not in INTEGERS or total.device != scores.device:
-        raise ValueError(
-            f"total: expected an int or one integer on {scores.device}, "
-            f"got {total.dtype} {tuple(total.shape)} on {total.device}"
-        )
+    expect_tensor("total", total, (1,) * total.dim(), INTEGERS, scores.device)
     return total.reshape(())
 
 

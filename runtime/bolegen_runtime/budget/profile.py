@@ -86,8 +86,8 @@ class ProfileEntry:
             )
 
     def _fits(self) -> bool:
-        rows = (self.median_ms, self.least_ms, self.most_ms)
-        times = [self.decode_ms, *self.median_ms, *self.least_ms, *self.most_ms]
+        rows = self.median_ms, self.least_ms, self.most_ms
+        times = [self.decode_ms, *(ms for row in rows for ms in row)]
         _typed(self.template, str)
         for number in (self.batch, self.context, *self.totals):
             _typed(number, int)
@@ -95,8 +95,7 @@ class ProfileEntry:
             _typed(time, int, float)
         return (
             min(self.batch, self.context) >= 1
-            and math.isfinite(self.epsilon)
-            and self.epsilon >= 0
+            and 0 <= self.epsilon < math.inf
             and bool(self.totals)
             and all(a < b for a, b in zip((0, *self.totals), self.totals, strict=False))
             and all(len(row) == len(self.totals) for row in rows)
@@ -158,8 +157,7 @@ class Profile:
         expect_kind("environment", self.environment, Environment)
         for name, words in (("environment", vars(self.environment)), ("target", self.target)):
             _expect_words(name, words)
-        expect_kind("entries", self.entries, tuple)
-        for entry in self.entries:
+        for entry in self.entries if isinstance(self.entries, tuple) else [None]:
             expect_kind("entries", entry, ProfileEntry)
 
     def find(self, batch: int, context: int, template: str) -> ProfileEntry:
@@ -293,9 +291,8 @@ def _from_fields(found: Mapping[str, Any]) -> ProfileEntry:
 
 
 def _expect_words(name: str, words: Any) -> None:
-    if not isinstance(words, Mapping) or not all(
-        isinstance(word, str) for pair in words.items() for word in pair
-    ):
+    pairs = words.items() if isinstance(words, Mapping) else [(None,)]
+    if not all(isinstance(word, str) for pair in pairs for word in pair):
         raise ValueError(f"{name}: expected names and what they are in words, got {words!r:.60}")
 
 

@@ -92,7 +92,8 @@ def profile_target(
         raise ValueError(f"prepare: expected a function of a Pass, got {prepare!r:.40}")
     epsilon = expect_number("epsilon", epsilon)
     # what cannot be kept is refused before hours of measuring
-    clock, known = clock or CudaClock(), Profile(Environment.current(device), target or {}, ())
+    facts = {} if target is None else target
+    clock, known = clock or CudaClock(), Profile(Environment.current(device), facts, ())
     buckets = list(itertools.product(sorted(set(batches)), sorted(set(contexts))))
     entries: list[ProfileEntry] = []
     for batch, context in progress(buckets) if progress else buckets:
@@ -115,7 +116,7 @@ def _check_sizes(batches: object, contexts: object, templates: object) -> None:
         raise ValueError(f"templates: expected sizes by template, got {templates!r:.60}")
     of = {"batches": batches, "contexts": contexts}
     for name, sizes in [*of.items(), *(("templates", widths) for widths in templates.values())]:
-        if not isinstance(sizes, Sequence) or not sizes:
+        if not isinstance(sizes, Sequence) or isinstance(sizes, str | bytes) or not sizes:
             raise ValueError(f"{name}: expected sizes from 1, got {sizes!r:.60}")
         for size in sizes:
             expect_whole(name, size, 1)
