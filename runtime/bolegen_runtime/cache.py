@@ -28,13 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
-    "CacheEntry",
-    "CacheError",
-    "CacheWarning",
-    "KernelCache",
-    "clear_entries",
-    "list_entries",
-]
+    "CacheEntry", "CacheError", "CacheWarning", "KernelCache", "clear_entries", "list_entries",
+]  # fmt: skip
 
 LAYOUT = 1
 LOCK_SECONDS = 10.0
@@ -45,7 +40,7 @@ _SOURCE = re.compile(r"[A-Za-z0-9_]{1,120}-[0-9a-f]{16}\.py")
 _LEFT_OVER = re.compile(r"\.[A-Za-z0-9_]+\.partial")
 _LOCK = ".lock"
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
-# what a damaged record makes of its reader
+# what reading a damaged record raises
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _log = logging.getLogger(__name__)
 _warned: set[Path] = set()
@@ -100,12 +95,10 @@ class KernelCache:
         except OSError as error:
             _warn_unwritable(self.root, error)
             return build()[1], None
-        found = self.find(key)
-        if found:
+        if found := self.find(key):
             return found
         with self._lock():
-            found = self.find(key)
-            if found:
+            if found := self.find(key):
                 return found
             name, text = build()
             try:

@@ -95,7 +95,8 @@ class ProfileEntry:
             _typed(time, int, float)
         return (
             min(self.batch, self.context) >= 1
-            and 0 <= self.epsilon < math.inf
+            and math.isfinite(self.epsilon)
+            and self.epsilon >= 0
             and bool(self.totals)
             and all(a < b for a, b in zip((0, *self.totals), self.totals, strict=False))
             and all(len(row) == len(self.totals) for row in rows)
