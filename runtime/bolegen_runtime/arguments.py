@@ -52,9 +52,10 @@ def expect_whole(name: str, value: Any, least: int | None, most: int | None = No
 
 
 def expect_number(name: str, value: Any, least: float = 0.0) -> float:
-    """A finite number."""
+    """A finite number; True is none."""
     try:
-        fits = isinstance(value, Real) and math.isfinite(value) and float(value) >= least
+        fits = isinstance(value, Real) and not isinstance(value, bool)
+        fits = fits and math.isfinite(value) and float(value) >= least
     except OverflowError:
         fits = False
     if not fits:

@@ -73,6 +73,8 @@ class CanonicalState:
     def checksum(self, slot: int) -> int:
         """A number of the bits that all layers hold in one slot. Waits for the device."""
         slot = expect_whole("slot", slot, 0, self.state.shape[1] - 1)
+        if self.state.is_meta:
+            raise ValueError("state: expected contents, got a tensor on meta")
         pools = [self.state] if self.conv_state is None else [self.state, self.conv_state]
         return sum((i + 1) * sum_bits(pool[:, slot]) for i, pool in enumerate(pools))
 
