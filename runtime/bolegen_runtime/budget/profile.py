@@ -236,6 +236,9 @@ def fit_ascending(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(mean for mean, count in pools for _ in range(count))
 
 
+_UNREADABLE = (KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
 def _read(path: Path) -> Profile:
     try:
         text = path.read_text("utf-8")
@@ -252,14 +255,7 @@ def _read(path: Path) -> Profile:
         target = {k: _typed(v, str) for k, v in found["target"].items()}
         entries = tuple(_from_fields(each) for each in _typed(found["entries"], list))
         digest = _digest(found)
-    except (
-        KeyError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-        ProfileError,
-    ) as error:
+    except (*_UNREADABLE, ProfileError) as error:
         raise ProfileError(f"{path}: not what was saved: {error}. Profile again") from error
     if digest != found.get("digest"):
         raise ProfileError(f"{path}: changed since it was saved. Profile again")
