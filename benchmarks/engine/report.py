@@ -13,9 +13,8 @@ from typing import Any
 __all__ = ["main"]
 
 TIE = 0.25  # log-probabilities of bf16 logits lie on steps of up to this
-LENGTHS = (
-    0.1  # ties change what is accepted: accepted lengths within this part of the engine's own
-)
+# ties change what is accepted: lengths may be off by this part of the engine's own
+LENGTHS = 0.1
 
 
 def first_differences(base: dict[str, Any], run: dict[str, Any]) -> list[tuple[int, float]]:

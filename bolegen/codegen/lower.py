@@ -178,6 +178,6 @@ def _topology(plan: TreePlan) -> dict[str, object]:
 def _places(plan: TreePlan) -> tuple[list[int], list[int], list[int]]:
     """Node of each row of scratch, row of each node, and row at each padded position."""
     places = list(plan.places)
-    rows = [places.index(node) for node in range(len(places))]
+    rows = sorted(range(len(places)), key=places.__getitem__)
     positions = [rows[n] if n >= 0 else -1 for block in plan.blocks for n in block.nodes]
     return places, rows, positions
