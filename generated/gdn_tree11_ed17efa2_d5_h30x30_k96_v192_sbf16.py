@@ -8,7 +8,7 @@ layer     heads 30:30, dims 96:192, convolution 4, activations bf16, state bf16
 numerics  contract fp32; state exact in bf16; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 23280 bytes a node (a state snapshot: 2280960)
 solver    horner; blocks of 16; 16 columns of G
-digest    6d78bf484914cc8f
+digest    1dec49abc6bfacb4
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -70,7 +70,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled",),
-    digest="6d78bf484914cc8f",
+    digest="1dec49abc6bfacb4",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -1227,7 +1227,7 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
         if type(value) is not int or not least <= value < 1 << 31:
             raise ValueError(f"{name}: expected a whole number from {least}, got {value!r}")
     try:
-        torch.empty(0, device=device)
+        device = torch.empty(0, device=device).device
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"device: expected one that torch has here, got {device!r}") from error
 
@@ -1255,9 +1255,9 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
     )
 
 
-def _can_overlap(device: torch.device | str) -> bool:
+def _can_overlap(device: torch.device) -> bool:
     """Whether a kernel of this device may start before the one that it waits for has ended."""
-    if torch.device(device).type != "cuda" or torch.version.hip is not None:
+    if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
