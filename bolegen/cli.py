@@ -158,21 +158,12 @@ def _compile(options: argparse.Namespace) -> None:
 def _summary(module: EmittedModule) -> str:
     """What compile did, a line each."""
     plan, spec = module.plan, module.plan.spec
-    dropped = plan.depth - plan.steps
-    kept = f"{plan.steps} products with G kept"
-    if dropped:
-        kept += f", {dropped} dropped: no path has more than {plan.steps} edges, so G^"
-        kept += f"{plan.steps + 1} = 0"
-    blocks = ", ".join(f"{b.rows} rows, {b.steps} inside" for b in plan.blocks[:4])
-    more = ", ..." if len(plan.blocks) > 4 else ""
     ratio = spec.snapshot_bytes / spec.factor_bytes
     count = "" if plan.tree.is_static else "at most "
     lines = [
         f"module    {module.name}, digest {module.digest}",
         f"nodes     {count}{plan.tree.nodes}, depth {plan.depth} supported",
-        f"steps     {kept}",
-        f"solver    {plan.solver.value}: blocks of {blocks}{more}; "
-        f"{plan.column_count} columns of G",
+        *_say_solve(plan),
         f"factors   {spec.factors}, {spec.factor_bytes:,} bytes a node and layer with its raw row "
         f"({ratio:.0f} times less than a snapshot)",
     ]
@@ -183,6 +174,24 @@ def _summary(module: EmittedModule) -> str:
             f"readout   {spec.readout}: outputs outside the fp32 error bounds, by request"
         )
     return "\n".join(lines)
+
+
+def _say_solve(plan: TreePlan) -> list[str]:
+    """What is solved, and how."""
+    if not plan.spec.mixer.delta:
+        return [f"solver    none: {plan.spec.mixer.name} has no delta term, so G = 0 and U = R"]
+    dropped = plan.depth - plan.steps
+    kept = f"{plan.steps} products with G kept"
+    if dropped:
+        kept += f", {dropped} dropped: no path has more than {plan.steps} edges, so G^"
+        kept += f"{plan.steps + 1} = 0"
+    blocks = ", ".join(f"{b.rows} rows, {b.steps} inside" for b in plan.blocks[:4])
+    more = ", ..." if len(plan.blocks) > 4 else ""
+    columns = f"{plan.column_count} columns of G"
+    return [
+        f"steps     {kept}",
+        f"solver    {plan.solver.value}: blocks of {blocks}{more}; {columns}",
+    ]
 
 
 def _build_table(module: EmittedModule, target: str) -> str:

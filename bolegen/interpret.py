@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bolegen.errors import TreeError
-from bolegen.ir import TreePlan
+from bolegen.ir import GDN, Decay, Mixer, TreePlan
 
 __all__ = ["Matrix", "Operands", "ancestor_mask", "decay_products", "interpret", "true_mask"]
 
@@ -87,13 +87,15 @@ def interpret(
     Only nodes with descendants have columns in Y and Z; a leaf's own R enters by its q.k.
     Raises TreeError where a tree at run time is missing, too large or too deep.
     """
-    known = _topology(plan, parents)
+    known, mixer = _topology(plan, parents), plan.spec.mixer
     times, beta = operands.times, operands.beta[:, None]
     mask = true_mask(known) if plan.spans is None else ancestor_mask(plan)
-    ratio, reach = decay_products(known, operands)
-    g = np.where(mask, times(times(ratio, operands.kk), beta), 0)
+    ratio, reach = decay_products(known, operands, mixer)
+    g, r = np.zeros_like(operands.kk), times(beta, operands.v)
+    if mixer.delta:
+        g = np.where(mask, times(times(ratio, operands.kk), beta), 0)
+        r = times(beta, operands.v - times(reach, operands.ks))
     c = np.where(mask, times(ratio, operands.qk), 0)
-    r = times(beta, operands.v - times(reach, operands.ks))
 
     blocks = [[n for n in block.nodes if 0 <= n < len(known)] for block in plan.columns]
     columns = [node for nodes in blocks for node in nodes]
@@ -159,7 +161,9 @@ def true_mask(parents: Sequence[int]) -> Mask:
     return mask
 
 
-def decay_products(parents: Sequence[int], operands: Operands) -> tuple[Matrix, Matrix]:
+def decay_products(
+    parents: Sequence[int], operands: Operands, mixer: Mixer = GDN
+) -> tuple[Matrix, Matrix]:
     """Products of decays: between i and its ancestor j [T, T], and from the root [T, 1].
 
     Taken along the path below j down to i, never as a quotient: a decay may be 0
@@ -169,6 +173,8 @@ def decay_products(parents: Sequence[int], operands: Operands) -> tuple[Matrix, 
     nodes = len(parents)
     ratio = np.full((nodes, nodes), 1, dtype=operands.decay.dtype)
     reach = np.full((nodes, 1), 1, dtype=operands.decay.dtype)
+    if mixer.decay is Decay.NONE:
+        return ratio, reach
     for node, parent in enumerate(parents):
         decay = operands.decay[node : node + 1]
         reach[node] = decay if parent < 0 else operands.times(reach[parent], decay)

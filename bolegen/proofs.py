@@ -1,14 +1,13 @@
 """Proofs that a plan computes the recurrence (Bole section IV: lemmas 1 to 3, theorem 1).
 
 The plan is proven as it will be executed: `interpret` runs it on polynomials, or on residues,
-beside the recurrence itself, S_i = e^g_i S_p(i) + k_i u_i^T. A state is kept as the formal
-c S + sum_j k_j w_j^T, and keys and states meet only as symbols k_i.k_j and k_i^T S. So the
-proof holds for every d_k, and one value channel stands for all, since none meets another.
-Nothing is divided: decays of exactly 0 are included.
+beside the recurrence itself (`formal`), with the mixer's own decay and delta term. One value
+channel stands for all, since none meets another. Nothing is divided: decays of exactly 0 are
+included.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -17,16 +16,23 @@ from sympy import ZZ
 from sympy.polys.rings import ring
 
 from bolegen.errors import ProofError
-from bolegen.interpret import Matrix, Operands, ancestor_mask, decay_products, interpret, true_mask
+from bolegen.formal import (
+    DRAWS,
+    SAMPLED_TREES,
+    draw_residues,
+    make_symbols,
+    run_recurrence,
+    sample_trees,
+)
+from bolegen.interpret import Matrix, ancestor_mask, decay_products, interpret, true_mask
 from bolegen.ir import TreePlan, TreeTemplate, spell_template
 
-__all__ = ["Certificate", "prove_plan", "run_recurrence"]
+__all__ = ["Certificate", "prove_plan"]
 
 SYMBOLIC_NODES, SYMBOLIC_DEPTH = 64, 8
-PRIME = 2**26 - 5
-DRAWS = 4
-SAMPLED_TREES = 4
 RESIDUES = f"exactly, on {DRAWS} seeded draws of all operands modulo the prime 2^26 - 5"
+
+_NO_DELTA = "G = 0: the mixer has no delta term, so U = R and nothing is solved"
 
 Difference = tuple[int, str] | None
 
@@ -64,35 +70,11 @@ def prove_plan(plan: TreePlan) -> Certificate:
     return _prove_static(plan) if plan.tree.is_static else _prove_runtime(plan)
 
 
-def run_recurrence(parents: Sequence[int], operands: Operands) -> tuple[Matrix, Matrix]:
-    """U and O, both [T, d_v], by the recurrence on formal states c S + sum_j k_j w_j^T."""
-    times, dot = operands.times, operands.dot
-    u, o = np.zeros_like(operands.v), np.zeros_like(operands.v)
-    root = (np.full((1, 1), 1, dtype=operands.decay.dtype), list[int](), u[:0])
-    states: list[tuple[Matrix, list[int], Matrix]] = []
-    for node, parent in enumerate(parents):
-        c, path, w = root if parent < 0 else states[parent]
-        row = slice(node, node + 1)
-        c, w = times(c, operands.decay[row]), times(w, operands.decay[row])
-        read = times(c, operands.ks[row]) + dot(operands.kk[row, path], w)
-        u[row] = times(operands.beta[row], operands.v[row] - read)
-        path, w = [*path, node], np.concatenate([w, u[row]])
-        o[row] = operands.reduce(times(c, operands.qs[row]) + dot(operands.qk[row, path], w))
-        states.append((c, path, w))
-    return u, o
-
-
 def _prove_static(plan: TreePlan) -> Certificate:
     tree = plan.tree
     assert tree.parents is not None
     _prove_mask(plan, tree.parents)
-    index = _find_index(ancestor_mask(plan))
-    if index != tree.depth + 1:
-        raise ProofError(f"G^{index} = 0, but depth {tree.depth} needs G^{tree.depth + 1} = 0")
-    if plan.steps < tree.depth:
-        node = tree.levels.index(tree.depth)
-        raise ProofError(f"{plan.steps} steps are too few: node {node} is at level {tree.depth}")
-    _prove_telescoping(tree.depth)
+    index, claims = _prove_index(plan) if plan.spec.mixer.delta else (1, (_NO_DELTA,))
     symbolic = tree.nodes <= SYMBOLIC_NODES and tree.depth <= SYMBOLIC_DEPTH
     if symbolic:
         terms = _prove_by_symbols(plan, tree.parents)
@@ -100,14 +82,25 @@ def _prove_static(plan: TreePlan) -> Certificate:
     else:
         _prove_by_residues(plan, tree.parents)
         equal = f"(I + G) U = R, and U and O of every node equal the recurrence, {RESIDUES}"
+    method, claims = "symbols" if symbolic else "residues", (*claims, equal)
+    return Certificate(spell_template(tree), tree.nodes, tree.depth, index, method, claims)
+
+
+def _prove_index(plan: TreePlan) -> tuple[int, tuple[str, ...]]:
+    """The nilpotency index of G, and that the plan's products with it make (I + G)^-1."""
+    tree = plan.tree
+    index = _find_index(ancestor_mask(plan))
+    if index != tree.depth + 1:
+        raise ProofError(f"G^{index} = 0, but depth {tree.depth} needs G^{tree.depth + 1} = 0")
+    if plan.steps < tree.depth:
+        node = tree.levels.index(tree.depth)
+        raise ProofError(f"{plan.steps} steps are too few: node {node} is at level {tree.depth}")
+    _prove_telescoping(tree.depth)
     vanish = f", {plan.depth - tree.depth} of {plan.depth} vanish" if plan.depth >= index else ""
-    claims = (
+    return index, (
         f"G^{index} = 0 and G^{index - 1} is not: {index - 1} products with G suffice{vanish}",
         f"(I + G) ({_spell_series(tree.depth)}) = I",
-        equal,
     )
-    method = "symbols" if symbolic else "residues"
-    return Certificate(spell_template(tree), tree.nodes, tree.depth, index, method, claims)
 
 
 def _prove_mask(plan: TreePlan, parents: Sequence[int]) -> None:
@@ -161,8 +154,8 @@ def _prove_by_symbols(plan: TreePlan, parents: Sequence[int]) -> int:
         kept = [int(node) for node in np.flatnonzero(reached)]
         part = _restrict(plan, kept)
         if part not in proven:
-            operands = _make_symbols(sees[np.ix_(kept, kept)])
-            want = run_recurrence(part.tree.parents or (), operands)
+            operands = make_symbols(sees[np.ix_(kept, kept)])
+            want = run_recurrence(part.tree.parents or (), operands, plan.spec.mixer)
             proven[part] = _find_difference(interpret(part, operands), want)
             terms = max(terms, *(len(entry) for entry in want[1][:, 0]))
         if difference := proven[part]:
@@ -195,44 +188,20 @@ def _restrict(plan: TreePlan, kept: list[int]) -> TreePlan:
     )
 
 
-def _make_symbols(sees: Matrix) -> Operands:
-    """Operands of one value channel, every entry that can be read a generator of Z[...]."""
-    nodes = range(len(sees))
-    pairs = [(i, j) for i in nodes for j in nodes if sees[i, j]]
-    rows = ("ks", "qs", "v", "decay", "beta")
-    names = [f"{row}{i}" for row in rows for i in nodes]
-    names += [f"{gram}{i}_{j}" for gram in ("qk", "kk") for i, j in pairs]
-    generators = dict(zip(names, ring(names, ZZ)[1:], strict=True))
-    ks, qs, v, decay, beta = (
-        np.array([generators[f"{row}{i}"] for i in nodes], dtype=object) for row in rows
-    )
-    qk, kk = np.zeros((2, len(nodes), len(nodes)), dtype=object)
-    for i, j in pairs:
-        qk[i, j], kk[i, j] = generators[f"qk{i}_{j}"], generators[f"kk{i}_{j}"]
-    return Operands(kk, qk, ks[:, None], qs[:, None], v[:, None], decay, beta)
-
-
 def _prove_by_residues(plan: TreePlan, parents: Sequence[int]) -> None:
     """Equality with the recurrence and a zero residual, on every draw."""
-    for operands in _draw_residues(len(parents)):
+    mixer = plan.spec.mixer
+    for operands in draw_residues(len(parents)):
         u, o = interpret(plan, operands, parents)
-        _refute(_find_difference((u, o), run_recurrence(parents, operands)))
+        _refute(_find_difference((u, o), run_recurrence(parents, operands, mixer)))
         times, beta = operands.times, operands.beta[:, None]
-        ratio, reach = decay_products(parents, operands)
-        g = np.where(true_mask(parents), times(beta, times(ratio, operands.kk)), 0)
-        r = times(beta, operands.v - times(reach, operands.ks))
+        ratio, reach = decay_products(parents, operands, mixer)
+        sees = true_mask(parents) & mixer.delta
+        g = np.where(sees, times(beta, times(ratio, operands.kk)), 0)
+        r = times(beta, operands.v - mixer.delta * times(reach, operands.ks))
         residual = operands.reduce(u + operands.dot(g, u) - r)
         for node in np.flatnonzero(residual.any(axis=1)):
             raise ProofError(f"node {node}: (I + G) U - R is not 0")
-
-
-def _draw_residues(nodes: int) -> Iterator[Operands]:
-    numbers = np.random.default_rng(20250803)
-    for _ in range(DRAWS):
-        kk, qk = numbers.integers(0, PRIME, (2, nodes, nodes))
-        ks, qs, v = numbers.integers(0, PRIME, (3, nodes, 1))
-        decay, beta = numbers.integers(0, PRIME, (2, nodes))
-        yield Operands(kk, qk, ks, qs, v, decay, beta, modulus=PRIME)
 
 
 def _find_difference(got: Sequence[Matrix], want: Sequence[Matrix]) -> Difference:
@@ -249,22 +218,26 @@ def _refute(difference: Difference) -> None:
 
 
 def _prove_runtime(plan: TreePlan) -> Certificate:
-    nodes, depth = plan.tree.nodes, plan.depth
+    nodes, depth, delta = plan.tree.nodes, plan.depth, plan.spec.mixer.delta
     _check_any_tree(plan)
     _prove_telescoping(depth)
-    for parents in _sample_trees(nodes, depth):
+    for parents in sample_trees(nodes, depth):
         if _find_index(true_mask(parents)) > depth + 1:
             raise ProofError(f"G^{depth + 1} is not 0 on the sampled tree {parents}")
         _prove_by_residues(plan, parents)
-    claims = (
+    index = (
         f"G^{depth + 1} = 0 for every tree of depth {depth}: a pair of G climbs a level or more",
         f"(I + G) ({_spell_series(depth)}) = I",
+    )
+    claims = (
+        *(index if delta else (_NO_DELTA,)),
         f"for every tree of at most {nodes} nodes, parents first: each block follows those of "
-        "its ancestors and repeats its own product often enough",
+        "its ancestors" + (" and repeats its own product often enough" if delta else ""),
         f"U and O equal the recurrence on the chain of depth {depth} and on {SAMPLED_TREES} "
         f"sampled trees, {RESIDUES}",
     )
-    return Certificate(spell_template(plan.tree), nodes, depth, depth + 1, "residues", claims)
+    found = depth + 1 if delta else 1
+    return Certificate(spell_template(plan.tree), nodes, depth, found, "residues", claims)
 
 
 def _check_any_tree(plan: TreePlan) -> None:
@@ -278,21 +251,5 @@ def _check_any_tree(plan: TreePlan) -> None:
         longest = min(plan.depth, len(own) - 1)
         if not block.column and own and own[0] < plan.tree.nodes - 1:
             raise ProofError(f"node {own[0]} may have children, but its block has no columns")
-        if block.column and block.steps < longest:
+        if plan.spec.mixer.delta and block.column and block.steps < longest:
             raise ProofError(f"node {own[-1]} may have {longest} ancestors in its own block")
-
-
-def _sample_trees(nodes: int, depth: int) -> Iterator[list[int]]:
-    """The deepest chain, then trees of all nodes within ``depth``."""
-    yield list(range(-1, depth))
-    numbers = np.random.default_rng(20250804)
-    for _ in range(SAMPLED_TREES):
-        parents, levels = [-1], [0]
-        for _ in range(1, nodes if depth else 1):
-            open_nodes = [n for n, level in enumerate(levels) if level < depth]
-            # near the newest node half of the time: deep trees and bushy ones
-            recent = open_nodes[-1 - int(numbers.integers(min(3, len(open_nodes))))]
-            parent = recent if numbers.integers(2) else int(numbers.choice(open_nodes))
-            parents.append(parent)
-            levels.append(levels[parent] + 1)
-        yield parents

@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    5c6a623dd53a474b
+digest    7298d223a4277201
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -70,7 +70,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled",),
-    digest="5c6a623dd53a474b",
+    digest="7298d223a4277201",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -110,17 +110,27 @@ def _add(hi, lo, b_x):
 
 
 @triton.jit
-def _log_decay(b_a, b_log, b_bias):
-    """g = -exp(A_log) softplus(a + dt_bias), natural logarithm, at least -1000 (a decay of 0)."""
-    b_x = b_a + b_bias
-    # infinities are legal, a decay of 1 or of 0, but inf - inf and 0 * inf would come of them
-    b_log = tl.where(b_log > 1000.0, 1000.0, tl.where(b_log < -1000.0, -1000.0, b_log))
-    b_x = tl.where(b_x > 1e30, 1e30, tl.where(b_x < -1e30, -1e30, b_x))
+def _softplus(b_x):
+    """log(1 + e^x), to the last digits however small it is."""
     b_e = _exp(-tl.abs(b_x), 0.0)
     b_s = b_e / (2.0 + b_e)
     b_z = b_s * b_s
     b_z = 1.0 + b_z * (1 / 3 + b_z * (1 / 5 + b_z * (1 / 7 + b_z * (1 / 9 + b_z * (1 / 11)))))
-    b_soft = tl.where(b_x > 0.0, b_x, 0.0) + 2.0 * b_s * b_z
+    return tl.where(b_x > 0.0, b_x, 0.0) + 2.0 * b_s * b_z
+
+
+@triton.jit
+def _step(b_a, b_bias):
+    """a + dt_bias; infinities are legal, but inf - inf and 0 * inf would come of them."""
+    b_x = b_a + b_bias
+    return tl.where(b_x > 1e30, 1e30, tl.where(b_x < -1e30, -1e30, b_x))
+
+
+@triton.jit
+def _log_decay(b_x, b_log):
+    """g = -exp(A_log) softplus(a + dt_bias), natural logarithm, at least -1000 (a decay of 0)."""
+    b_log = tl.where(b_log > 1000.0, 1000.0, tl.where(b_log < -1000.0, -1000.0, b_log))
+    b_soft = _softplus(b_x)
     # far below zero softplus(x) is e^x, which may underflow while exp(A_log) overflows
     hi, lo = _add(b_log, 0.0, b_x)
     b_g = tl.where(b_x < -20.0, -_exp(hi, lo), -_exp(b_log, 0.0) * b_soft)
@@ -128,10 +138,10 @@ def _log_decay(b_a, b_log, b_bias):
 
 
 @triton.jit
-def _write_gate(b_b):
-    """beta = sigmoid(b)."""
-    b_e = _exp(-tl.abs(b_b), 0.0)
-    return tl.where(b_b >= 0.0, 1.0, b_e) / (1.0 + b_e)
+def _sigmoid(b_x):
+    """1 / (1 + e^-x)."""
+    b_e = _exp(-tl.abs(b_x), 0.0)
+    return tl.where(b_x >= 0.0, 1.0, b_e) / (1.0 + b_e)
 
 
 @triton.jit
@@ -351,9 +361,10 @@ def _prepare_gates(
     p_b = p_b + o_h.to(tl.int64)[None, :] * stride_bh
     o_t = o_n.to(tl.int64)[:, None]
     b_a = tl.load(p_a + o_t * stride_at, mask=m, other=0.0).to(tl.float32)
+    b_x = _step(b_a, b_bias)
     b_b = tl.load(p_b + o_t * stride_bt, mask=m, other=0.0).to(tl.float32)
-    b_g = tl.where(m, _log_decay(b_a, b_log, b_bias), 0.0)
-    b_beta = tl.where(m, _write_gate(b_b), 0.0)
+    b_g = tl.where(m, _log_decay(b_x, b_log), 0.0)
+    b_beta = tl.where(m, _sigmoid(b_b), 0.0)
     p_gates = p_gates + o_n[:, None] * (2 * HV) + o_h[None, :]
     tl.store(p_gates, b_g, mask=m_all)
     tl.store(p_gates + HV, b_beta, mask=m_all)
@@ -364,8 +375,8 @@ def _prepare_gates(
         b_at = tl.where(m_n & (b_at > 0), _parent(parents, b_at), -1)
         m_at = (b_at >= 0)[:, None] & m_h[None, :]
         p_at = p_a + b_at.to(tl.int64)[:, None] * stride_at
-        b_a = tl.load(p_at, mask=m_at, other=0.0).to(tl.float32)
-        b_up = tl.where(m_at, _log_decay(b_a, b_log, b_bias), 0.0)
+        b_x = _step(tl.load(p_at, mask=m_at, other=0.0).to(tl.float32), b_bias)
+        b_up = tl.where(m_at, _log_decay(b_x, b_log), 0.0)
         b_hi, b_lo = _add(b_hi, b_lo, b_up)
     p_dec = p_dec + o_h[None, :] * T + o_n[:, None]
     tl.store(p_dec, b_hi, mask=m_all)
@@ -553,7 +564,7 @@ def prepare_gdn_any64_d8(
             p_rows,
             p_qkv,
             vectors + (i_b * (2 * HK) + i_r) * T,
-            keys,
+            None,
             i_r * DK,
             i_t,
             DK,
@@ -1159,16 +1170,20 @@ def commit_gdn_any64_d8(
 class Factors:
     """All memory of a round for up to `batch` rows and `layers` layers; see allocate().
 
-    Until acceptance: rows [L, B, W-1+T, C] (the committed window, then what verify was given),
-    kept [L, W+1, C] (convolution weights and bias) and gates [L, B, T, 2, Hv] float32 (log decay,
-    write gate), from which commit replays the accepted path.
-    live [B, T], parents [B, T].
-
-    One layer's scratch: qkv [B, W-1+T, C] after the convolution, vectors [B, 2, Hk, T] float32
-    (scale/|q|, 1/|k|), decays [B, 3, Hv, T] float32 (log P in two floats, write gate),
-    products [B, Hv, COLUMNS, COLUMNS] float32 (-G, then its blocks' inverses),
-    readout [B, Hv, 2, ROWS, COLUMNS] (Y in two bf16 terms),
-    scales [B, Hv, 4, ROWS] float32, ancestors [B, T/32, T].
+    Until acceptance, for commit to replay the accepted path from:
+        rows [L, B, W-1+T, C]: the committed window, then what verify was given
+        kept [L, W+1, C]: convolution weights and bias
+        gates [L, B, T, 2, Hv] float32: log decay and write gate
+        live [B, T] int8
+        parents [B, T] int32
+    One layer's scratch:
+        qkv [B, W-1+T, C]: rows after the convolution
+        vectors [B, 2, Hk, T] float32: scale/|q| and 1/|k|
+        decays [B, 3, Hv, T] float32: log P in two floats, write gate
+        products [B, Hv, COLUMNS, COLUMNS] float32: -G, then its blocks' inverses
+        readout [B, Hv, 2, ROWS, COLUMNS]: Y in two bf16 terms
+        scales [B, Hv, 4, ROWS] float32
+        ancestors [B, T/32, T] int32: a bit a node
 
     Set `traced = True` for the layers after the first of a round: verify then reads the topology
     that the first one left here, and launches one kernel less.
@@ -1177,12 +1192,12 @@ class Factors:
     """
 
     rows: torch.Tensor
-    kept: torch.Tensor | None
+    kept: torch.Tensor
     gates: torch.Tensor
     keys: torch.Tensor | None
     u: torch.Tensor | None
     live: torch.Tensor
-    parents: torch.Tensor | None
+    parents: torch.Tensor
     qkv: torch.Tensor
     vectors: torch.Tensor
     decays: torch.Tensor
@@ -1190,7 +1205,7 @@ class Factors:
     readout: torch.Tensor
     inverse: torch.Tensor | None
     scales: torch.Tensor
-    ancestors: torch.Tensor | None
+    ancestors: torch.Tensor
     check: bool = True
     traced: bool = False
     overlap: bool = False  # solve starts beside factor and waits inside: sm_90 and later
@@ -1204,7 +1219,7 @@ class Factors:
     @property
     def batch(self) -> int:
         """Rows there is room for."""
-        return self.rows.shape[1]
+        return self.live.shape[0]
 
     def convolved_rows(self, layer: int) -> torch.Tensor:
         """Rows that the recurrence of the layer verified last was given: [B, T, C]."""
@@ -1214,14 +1229,14 @@ class Factors:
     @property
     def round_bytes(self) -> int:
         """Bytes that live until acceptance."""
-        kept = (self.rows, self.kept, self.gates, self.keys, self.u, self.live, self.parents)
+        kept = (self.rows, self.kept, self.gates, self.live, self.parents)
         return sum(t.numel() * t.element_size() for t in kept if t is not None)
 
     @property
     def scratch_bytes(self) -> int:
         """Bytes of one layer's scratch, reused by every layer."""
         scratch = (self.qkv, self.vectors, self.decays, self.products, self.readout)
-        scratch = (*scratch, self.inverse, self.scales, self.ancestors)
+        scratch = (*scratch, self.scales, self.ancestors)
         return sum(t.numel() * t.element_size() for t in scratch if t is not None)
 
 
@@ -1595,10 +1610,10 @@ def _check_verify(x, n, gate, conv_state, pool, options):
     if schedule not in (None, *MODULE.schedules):
         raise ValueError(f"schedule: expected one of {MODULE.schedules}, got {schedule!r}")
     _expect_runnable(rows, device)
-    if batch > f.batch or f.rows.device != device:
+    if batch > f.batch or f.live.device != device:
         raise ValueError(
             f"factors: expected room for batch {batch} on {device}, "
-            f"got batch {f.batch} on {f.rows.device}"
+            f"got batch {f.batch} on {f.live.device}"
         )
     # torch takes True for a mask, not for 1
     if type(layer) is not int or layer not in range(f.layers):
@@ -1661,7 +1676,7 @@ def _check_contents(state, slots, parents, live):
 
 def _check_commit(f, state, conv_state, slots, last_node, parents, track_slots, track_node):
     """Arguments of commit, against the round that verify left in the factors."""
-    device = f.rows.device
+    device = f.live.device
     shape = (None, None, 32, 128, 128)
     _expect("state", state, shape, (MODULE.state_dtype,), device, (None, None, 16384, 128, 1))
     _expect("slots", slots, (None,), _INTEGERS, device, (1,))

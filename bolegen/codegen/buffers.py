@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 from bolegen.codegen.cut import tiles_of
-from bolegen.ir import TreePlan
+from bolegen.ir import Decay, TreePlan
 
-__all__ = ["Buffer", "Element", "Lifetime", "list_buffers", "spell_memory"]
+__all__ = ["Buffer", "Element", "Lifetime", "decay_planes", "list_buffers", "spell_memory"]
 
 _WIDTH = 95
 
@@ -39,14 +40,15 @@ class Buffer:
     """
 
     name: str
-    lifetime: Lifetime
     dims: tuple[int, ...]
+    lifetime: Lifetime
     element: Element = _FLOAT
     per_layer: bool = False
     per_row: bool = True
     least_rows: int = 0
     exists: bool = True
     zeroed: bool = False
+    says: str = ""  # its axes, and what they hold
 
     def bytes(self, batch: int, layers: int) -> int:
         """What allocate(batch, layers) takes for it."""
@@ -76,47 +78,110 @@ class Buffer:
 
 
 def list_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
-    """Every tensor of the emitted Factors, in order; its docstring says what each holds."""
+    """Every tensor of the emitted Factors, in order: until acceptance, then scratch."""
+    return _round_buffers(plan) + _scratch_buffers(plan)
+
+
+def _round_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
+    spec, nodes = plan.spec, plan.tree.nodes
+    mixer, replay, x = spec.mixer, spec.factors == "replay", _rows_of(plan)
+    constant = mixer.decay is Decay.CONSTANT
+    of = partial(Buffer, lifetime=Lifetime.ROUND)
+    wide = (spec.gates, spec.value_heads) if spec.gates > 1 else (spec.value_heads,)
+    axes = f"[L, B, T{', 2' if spec.gates > 1 else ''}, Hv]"
+    return (
+        of("rows", dims=(nodes + spec.conv - 1, spec.channels), element=x, per_layer=True,
+           exists=spec.keeps_rows,
+           says="[L, B, W-1+T, C]: the committed window, then what verify was given"
+           if mixer.convolved else "[L, B, T, C]: what verify was given"),
+        of("kept", dims=(spec.conv + 1, spec.channels), element=x, per_layer=True, per_row=False,
+           exists=replay and mixer.convolved,
+           says="[L, W+1, C]: convolution weights and bias"),
+        of("gates", dims=(nodes, *wide), per_layer=True, exists=spec.gates > 0,
+           says=f"{axes} float32: {' and '.join(_gate_names(plan))}"),
+        *[of("rates", dims=(spec.value_heads,), per_layer=True, per_row=False,
+             says="[L, Hv] float32: log decay of every node")] * constant,
+        of("keys", dims=(nodes, spec.key_heads, spec.d_k), per_layer=True, exists=not replay,
+           says="[L, B, T, Hk, dk] float32"),
+        of("u", dims=(nodes, spec.value_heads, spec.d_v), per_layer=True, exists=not replay,
+           says="[L, B, T, Hv, dv] float32"),
+        of("live", dims=(nodes,), element=Element("torch.int8", 1), zeroed=True,
+           says="[B, T] int8"),
+        of("parents", dims=(nodes,), element=_INT, exists=not plan.tree.is_static,
+           says="[B, T] int32"),
+    )  # fmt: skip
+
+
+def _scratch_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
     spec, tiling, terms = plan.spec, plan.tiling, plan.precision.readout_terms
-    replay, runtime = spec.factors == "replay", not plan.tree.is_static
+    mixer, replay, x = spec.mixer, spec.factors == "replay", _rows_of(plan)
     nodes, rows, columns = plan.tree.nodes, plan.rows, plan.column_count
-    heads, keys, c = spec.value_heads, spec.key_heads, spec.channels
-    x = Element("MODULE.dtype", spec.dtype.bytes)
-    y = Element("torch.bfloat16", 2) if terms else _FLOAT
-    gates = (nodes, 2, heads) if replay else (nodes, heads)
+    heads, y = spec.value_heads, Element("torch.bfloat16", 2) if terms else _FLOAT
     # where solve is merged with factor, each value tile has its own products
     merged = tiling.merge_batch * tiles_of(spec.d_v, tiling.b_v)
-    of, round_, scratch = Buffer, Lifetime.ROUND, Lifetime.SCRATCH
+    planes = decay_planes(plan)
+    blocks = ", then its blocks' inverses" if any(b.inverted for b in plan.columns) else ""
+    how = ("float32", "in bf16", "in two bf16 terms")[min(terms, 2)]
+    of = partial(Buffer, lifetime=Lifetime.SCRATCH)
     return (
-        of("rows", round_, (nodes + spec.conv - 1, c), x, per_layer=True),
-        of("kept", round_, (spec.conv + 1, c), x, per_layer=True, per_row=False, exists=replay),
-        of("gates", round_, gates, per_layer=True),
-        of("keys", round_, (nodes, keys, spec.d_k), per_layer=True, exists=not replay),
-        of("u", round_, (nodes, heads, spec.d_v), per_layer=True, exists=not replay),
-        of("live", round_, (nodes,), Element("torch.int8", 1), zeroed=True),
-        of("parents", round_, (nodes,), _INT, exists=runtime),
-        of("qkv", scratch, (nodes + spec.conv - 1, c), x),
-        of("vectors", scratch, (2, keys, nodes)),
-        of("decays", scratch, (3, heads, nodes)),
-        of("products", scratch, (heads, columns, columns), least_rows=merged),
-        of("readout", scratch, (heads, max(terms, 1), rows, columns), y),
-        of("inverse", scratch, (heads, rows, columns), exists=not replay),
-        of("scales", scratch, (heads, 4, rows)),
-        of("ancestors", scratch, (tiles_of(nodes, 32), nodes), _INT, exists=runtime),
-    )
+        of("qkv", dims=(nodes + spec.conv - 1, spec.channels), element=x,
+           exists=mixer.convolved or not replay,
+           says="[B, W-1+T, C]: rows after the convolution" if mixer.convolved
+           else "[B, T, C]: rows"),
+        of("vectors", dims=(2, spec.key_heads, nodes), exists=mixer.unit_keys,
+           says="[B, 2, Hk, T] float32: scale/|q| and 1/|k|"),
+        of("decays", dims=(len(planes), heads, nodes), exists=bool(planes),
+           says=f"[B, {len(planes)}, Hv, T] float32: {_spell_planes(plan)}"),
+        of("products", dims=(heads, columns, columns), least_rows=merged, exists=mixer.delta,
+           says=f"[B, Hv, COLUMNS, COLUMNS] float32: -G{blocks}"),
+        of("readout", dims=(heads, max(terms, 1), rows, columns), element=y,
+           says=f"[B, Hv, {max(terms, 1)}, ROWS, COLUMNS]: Y {how}"),
+        of("inverse", dims=(heads, rows, columns), exists=mixer.delta and not replay,
+           says="[B, Hv, ROWS, COLUMNS] float32: Z"),
+        of("scales", dims=(heads, 4, rows), says="[B, Hv, 4, ROWS] float32"),
+        of("ancestors", dims=(tiles_of(nodes, 32), nodes), element=_INT,
+           exists=not plan.tree.is_static, says="[B, T/32, T] int32: a bit a node"),
+    )  # fmt: skip
+
+
+def decay_planes(plan: TreePlan) -> tuple[str, ...]:
+    """What scratch keeps of each node and value head: log P in two floats, the write gate."""
+    mixer = plan.spec.mixer
+    sums = () if mixer.decay is Decay.NONE else ("hi", "lo")
+    return sums if mixer.write_gate == "1" else (*sums, "beta")
+
+
+def _spell_planes(plan: TreePlan) -> str:
+    planes = decay_planes(plan)
+    said = ["log P in two floats"] * ("hi" in planes) + ["write gate"] * ("beta" in planes)
+    return ", ".join(said)
+
+
+def _gate_names(plan: TreePlan) -> tuple[str, ...]:
+    log_decay = ("log decay",) if plan.spec.mixer.decay is Decay.SCALAR else ()
+    return (*log_decay, "write gate")[: plan.spec.gates]
+
+
+def _rows_of(plan: TreePlan) -> Element:
+    return Element("MODULE.dtype", plan.spec.dtype.bytes)
 
 
 def spell_memory(plan: TreePlan) -> dict[str, object]:
     """What the template of Factors and allocate spells."""
     buffers = list_buffers(plan)
-    by = {
-        lifetime: [f"self.{b.name}" for b in buffers if b.lifetime is lifetime]
-        for lifetime in Lifetime
-    }
+    there = [b for b in buffers if b.exists]
+    by = {kind: [b for b in there if b.lifetime is kind] for kind in Lifetime}
+    kept, scratch = by[Lifetime.ROUND], by[Lifetime.SCRATCH]
     return {
-        "buffers": [{"name": b.name, "made": b.spell(), "least": b.least_rows} for b in buffers],
-        "round_lines": _spell_names("kept", by[Lifetime.ROUND]),
-        "scratch_lines": _spell_names("scratch", by[Lifetime.SCRATCH]),
+        "buffers": [
+            {"name": b.name, "made": b.spell(), "least": b.least_rows, "exists": b.exists}
+            for b in buffers
+        ],
+        "round_buffers": [f"{b.name} {b.says}" for b in kept],
+        "scratch_buffers": [f"{b.name} {b.says}" for b in scratch],
+        "layered": next(b.name for b in kept if b.per_layer and b.per_row),
+        "round_lines": _spell_names("kept", [f"self.{b.name}" for b in kept]),
+        "scratch_lines": _spell_names("scratch", [f"self.{b.name}" for b in scratch]),
     }
 
 

@@ -149,10 +149,12 @@ def _header(plan: TreePlan, module: KernelModule) -> dict[str, object]:
         "template": _shorten(template, _WIDTH),
         "parents": _shorten(_spell(tree.parents), _WIDTH),
         "parents_literal": _literal(tree.parents),
-        "depth_line": f"{plan.depth} supported; {plan.steps} products with G needed{drop}",
+        "depth_line": f"{plan.depth} supported; {plan.steps} products with G needed{drop}"
+        if spec.mixer.delta
+        else f"{plan.depth} supported",
         "proof": _proof(plan),
         "layer": f"heads {spec.key_heads}:{spec.value_heads}, dims {spec.d_k}:{spec.d_v}, "
-        f"convolution {spec.conv}, activations {spec.dtype.value}, "
+        f"{f'convolution {spec.conv}, ' * spec.mixer.convolved}activations {spec.dtype.value}, "
         f"state {spec.state_dtype.value}",
         "numerics": describe_numerics(plan),
         "factor_line": f"{spec.factors}, {spec.factor_bytes} bytes a node "
@@ -164,6 +166,8 @@ def _header(plan: TreePlan, module: KernelModule) -> dict[str, object]:
 
 
 def _proof(plan: TreePlan) -> str:
+    if not plan.spec.mixer.delta:
+        return "no delta term, so G = 0 and U = R; see `bolegen prove`"
     if plan.tree.is_static:
         return f"by support: G^{plan.steps + 1} = 0, G^{plan.steps} != 0; see `bolegen prove`"
     return f"by support: G^{plan.depth + 1} = 0 for every tree of depth {plan.depth} or less"
@@ -173,7 +177,7 @@ def describe_numerics(plan: TreePlan) -> str:
     """The contract, and how the state, Y and R enter their products."""
     spec, terms = plan.spec, plan.precision.state_terms
     how = {0: f"whole, {plan.precision.dot}", 1: "exact in bf16", 2: "in two bf16 terms"}[terms]
-    y = f"Y in {plan.precision.fold or plan.precision.dot}"
+    y = f"Y in {plan.precision.fold or plan.precision.dot}" if spec.mixer.delta else "Y = C"
     if plan.precision.readout_terms:
         y += ", then bf16, as R" if spec.readout == "bf16" else " and two bf16 terms, as R"
     contract = spec.contract if spec.readout == "split" else f"{spec.contract}, readout bf16"
@@ -182,6 +186,8 @@ def describe_numerics(plan: TreePlan) -> str:
 
 def _solver(plan: TreePlan) -> str:
     blocks = ", ".join(f"{b.rows}{'' if b.column else ' leaves'}" for b in plan.blocks)
+    if not plan.spec.mixer.delta:
+        return f"none; {plan.column_count} columns of C"
     text = f"{plan.solver.value}; blocks of {blocks}; {plan.column_count} columns of G"
     if len(text) > _WIDTH:
         text = f"{plan.solver.value}; {len(plan.blocks)} blocks; {plan.column_count} columns of G"

@@ -4,6 +4,7 @@ from functools import partial
 
 from bolegen.codegen.buffers import spell_memory
 from bolegen.codegen.cut import UNROLLED, cut_tiles, power, tiles_of
+from bolegen.codegen.mix import spell_mixer
 from bolegen.codegen.signatures import kernels_of
 from bolegen.codegen.tables import spell_parents, spell_positions, spell_table
 from bolegen.ir import DType, KernelModule, TreePlan, slug
@@ -15,7 +16,7 @@ def lower_plan(plan: TreePlan) -> KernelModule:
     """The five kernels of ``plan`` (trace, prepare, factor, solve, commit), ready to emit."""
     name = module_name(plan)
     context = _shape(plan) | _tiles(plan) | _topology(plan) | cut_tiles(plan) | spell_memory(plan)
-    context |= {"name": name}
+    context |= spell_mixer(plan) | {"name": name}
     return KernelModule(name=name, kernels=kernels_of(plan, name), context=context)
 
 
@@ -26,7 +27,7 @@ def module_name(plan: TreePlan) -> str:
         parts.append(f"h{spec.key_heads}x{spec.value_heads}")
     if (spec.d_k, spec.d_v) != (128, 128):
         parts += [f"k{spec.d_k}", f"v{spec.d_v}"]
-    if spec.conv != 4:
+    if spec.mixer.convolved and spec.conv != 4:
         parts.append(f"w{spec.conv}")
     if spec.dtype is not DType.BF16:
         parts.append(spec.dtype.value)
@@ -61,7 +62,6 @@ def _shape(plan: TreePlan) -> dict[str, object]:
         "ROWS": plan.rows,
         "COLUMNS": plan.column_count,
         "ratio": spec.ratio,
-        "mixer": spec.mixer.name,
         "dtype": spec.dtype.torch,
         "state_dtype": spec.state_dtype.torch,
         "contract": spec.contract,

@@ -1,6 +1,7 @@
 """Argument types of every kernel, for the ahead-of-time build; templates hold the same names."""
 
-from bolegen.ir import Kernel, Param, TreePlan
+from bolegen.codegen.buffers import decay_planes
+from bolegen.ir import Decay, Kernel, Param, TreePlan
 
 __all__ = ["kernels_of"]
 
@@ -35,6 +36,15 @@ def _strides(*names: str) -> tuple[Param, ...]:
     return tuple(Param(f"stride_{name}", "i32") for name in names)
 
 
+def _where(kind: str, **there: bool) -> tuple[Param, ...]:
+    """Pointers to what this mixer and layout have; the others are None."""
+    return tuple(
+        param
+        for name, exists in there.items()
+        for param in (_pointers(kind, name) if exists else _absent(name))
+    )
+
+
 def _given(plan: TreePlan, kind: str, name: str) -> tuple[Param, ...]:
     """A buffer that only runtime topology has."""
     return _absent(name) if plan.tree.is_static else _pointers(kind, name)
@@ -57,27 +67,30 @@ def _trace(plan: TreePlan) -> tuple[Param, ...]:
 
 
 def _prepare(plan: TreePlan) -> tuple[Param, ...]:
-    x = plan.spec.dtype.pointer
+    x, mixer = plan.spec.dtype.pointer, plan.spec.mixer
     replay = plan.spec.factors == "replay"
     strides = ("qb", "qt", "qh", "kb", "kt", "kh", "vb", "vt", "vh")
     gate_strides = ("ab", "at", "ah", "bb", "bt", "bh")
     return (
-        *_pointers(x, "q", "k", "v", "a", "b", "weight"),
+        *_pointers(x, "q", "k", "v"),
+        *_where(x, a="a" in mixer.arguments, b="b" in mixer.arguments, weight=mixer.convolved),
         *_absent("bias"),
-        *_pointers("*fp32", "A_log", "dt_bias"),
-        *_pointers(x, "window"),
+        *_where("*fp32", A_log="A_log" in mixer.arguments, dt_bias="dt_bias" in mixer.arguments),
+        *_where(x, window=mixer.convolved),
         *_pointers("*i64", "slots"),
         *_pointers("*i8", "live"),
         *_given(plan, "*i32", "parents"),
-        *_pointers(x, "qkv", "rows"),
-        *(_pointers(x, "kept") if replay else _absent("kept")),
-        *_pointers("*fp32", "gates"),
-        *(_absent("keys") if replay else _pointers("*fp32", "keys")),
-        *_pointers("*fp32", "vectors", "decays"),
+        *_pointers(x, "qkv"),
+        *_where(x, rows=mixer.convolved, kept=mixer.convolved and replay),
+        *_where("*fp32", gates=plan.spec.gates > 0),
+        *_rates(plan),
+        *_where(
+            "*fp32", keys=not replay, vectors=mixer.unit_keys, decays=bool(decay_planes(plan))
+        ),
         *_strides(*strides),
         *(Param(f"stride_{s}", "i32", aligned=False) for s in gate_strides),
         *_strides("slot"),
-        *_constants(CONVOLVE=True, MASKED=not plan.tree.is_static),
+        *_constants(CONVOLVE=mixer.convolved, MASKED=not plan.tree.is_static),
         *_constants(TILES=1),
     )
 
@@ -86,12 +99,7 @@ def _factor(plan: TreePlan) -> tuple[Param, ...]:
     return (
         *_pointers(plan.spec.dtype.pointer, "qkv"),
         *_pointers("*i64", "slots"),
-        *_pointers("*fp32", "vectors", "decays"),
-        *_given(plan, "*i32", "ancestors"),
-        *_pointers("*fp32", "products"),
-        *_pointers(_readout(plan), "readout"),
-        *_inverse(plan),
-        *_pointers("*fp32", "scales"),
+        *_scratch(plan),
         *_constants(HEADS=1, OVERLAP=False, DOT=_fold(plan)),
     )
 
@@ -113,14 +121,10 @@ def _solve(plan: TreePlan, merged: bool = False) -> tuple[Param, ...]:
         *_pointers(plan.spec.dtype.pointer, "qkv"),
         *_pointers(plan.spec.state_dtype.pointer, "state"),
         *_pointers("*i64", "slots"),
-        *_pointers("*fp32", "vectors", "decays"),
-        *_given(plan, "*i32", "ancestors"),
-        *_pointers("*fp32", "products"),
-        *_pointers(_readout(plan), "readout"),
-        *_inverse(plan),
-        *_pointers("*fp32", "scales"),
+        *_scratch(plan),
         *(_absent("u") if replay else _pointers("*fp32", "u")),
         *_pointers(plan.spec.dtype.pointer, "out"),
+        *(_pointers("*fp32", "D") if plan.spec.mixer.skip else ()),
         *nodes,
         *_strides("slot", "ob", "ot", "oh"),
         *_constants(MERGED=merged, OVERLAP=False),
@@ -129,22 +133,41 @@ def _solve(plan: TreePlan, merged: bool = False) -> tuple[Param, ...]:
 
 
 def _commit(plan: TreePlan) -> tuple[Param, ...]:
-    x = plan.spec.dtype.pointer
+    x, convolved = plan.spec.dtype.pointer, plan.spec.mixer.convolved
     replay = plan.spec.factors == "replay"
     return (
         *_pointers(plan.spec.state_dtype.pointer, "state"),
-        *_pointers(x, "window"),
+        *_where(x, window=convolved),
         *_pointers("*i64", "slots", "nodes", "track_slots", "track_nodes"),
-        *_pointers(x, "rows"),
-        *(_pointers(x, "kept") if replay else _absent("kept")),
-        *_pointers("*fp32", "gates"),
-        *(_absent("keys", "u") if replay else _pointers("*fp32", "keys", "u")),
+        *_where(x, rows=plan.spec.keeps_rows, kept=replay and convolved),
+        *_where("*fp32", gates=plan.spec.gates > 0),
+        *_rates(plan),
+        *_where("*fp32", keys=not replay, u=not replay),
         *_pointers("*i8", "live"),
         *_given(plan, "*i32", "parents"),
         Param("capacity", "i32", aligned=False),
         *_strides("sl", "ss", "wl", "ws"),
-        *_constants(CONVOLVED=False),
+        *_constants(CONVOLVED=not convolved),
     )
+
+
+def _scratch(plan: TreePlan) -> tuple[Param, ...]:
+    """What factor leaves to solve, and what both read."""
+    mixer, replay = plan.spec.mixer, plan.spec.factors == "replay"
+    planes = bool(decay_planes(plan))
+    return (
+        *_where("*fp32", vectors=mixer.unit_keys, decays=planes),
+        *_given(plan, "*i32", "ancestors"),
+        *_where("*fp32", products=mixer.delta),
+        *_pointers(_readout(plan), "readout"),
+        *_where("*fp32", inverse=mixer.delta and not replay),
+        *_pointers("*fp32", "scales"),
+    )
+
+
+def _rates(plan: TreePlan) -> tuple[Param, ...]:
+    constant = plan.spec.mixer.decay is Decay.CONSTANT
+    return _pointers("*fp32", "rates") if constant else ()
 
 
 def _dot(plan: TreePlan) -> str:
@@ -158,7 +181,3 @@ def _fold(plan: TreePlan) -> str:
 
 def _readout(plan: TreePlan) -> str:
     return "*bf16" if plan.precision.readout_terms else "*fp32"
-
-
-def _inverse(plan: TreePlan) -> tuple[Param, ...]:
-    return _absent("inverse") if plan.spec.factors == "replay" else _pointers("*fp32", "inverse")

@@ -2,31 +2,41 @@
 
 from bolegen.ir.check import check_module, check_plan
 from bolegen.ir.kernel import Kernel, KernelModule, Param
+from bolegen.ir.mixer import (
+    DELTANET,
+    GDN,
+    GDN_NEG,
+    LIGHTNING,
+    MAMBA2,
+    MIXERS,
+    Decay,
+    Mixer,
+    find_mixer,
+)
 from bolegen.ir.notation import NOTATIONS, parse_template, slug, spell_template
 from bolegen.ir.plan import Block, Precision, Solver, Tiling, TreePlan, plan_tree
 from bolegen.ir.show import draw_svg, show_tree
 from bolegen.ir.spec import (
     CONTRACTS,
     FACTOR_LAYOUTS,
-    GDN,
-    MIXERS,
     PORTABLE_SMEM,
     READOUTS,
     TARGETS,
-    Decay,
     DType,
     LayerSpec,
-    Mixer,
     Target,
-    find_mixer,
     find_target,
 )
 from bolegen.ir.tree import MAX_NODES, TreeTemplate
 
 __all__ = [
     "CONTRACTS",
+    "DELTANET",
     "FACTOR_LAYOUTS",
     "GDN",
+    "GDN_NEG",
+    "LIGHTNING",
+    "MAMBA2",
     "MAX_NODES",
     "MIXERS",
     "NOTATIONS",

@@ -19,6 +19,9 @@ def check_plan(plan: TreePlan) -> None:
         _need(any(node >= 0 for node in block.nodes), f"block at {start} holds no node")
         start += block.rows
     _need(0 <= plan.steps <= plan.depth, f"steps {plan.steps} must lie in 0..{plan.depth}")
+    if not plan.spec.mixer.delta:
+        products = plan.steps or any(b.steps or b.inverted for b in plan.blocks)
+        _need(not products, "without a delta term G is 0 and enters no product")
     _need(
         plan.precision.readout_terms != 1 or plan.spec.readout == "bf16",
         "Y and R enter O in one bf16 term only where the layer asks for it",
@@ -49,11 +52,14 @@ def _check_static(plan: TreePlan) -> None:
         if parent >= 0:
             _need(position[parent] < position[node], f"order puts node {node} before its parent")
             _need(place[parent] < place[node], f"blocks put node {node} before its parent")
-    _need(plan.steps >= plan.tree.depth, f"{plan.steps} steps, depth is {plan.tree.depth}")
+    if plan.spec.mixer.delta:
+        _need(plan.steps >= plan.tree.depth, f"{plan.steps} steps, depth is {plan.tree.depth}")
     _need(plan.spans is not None and len(plan.spans) == len(parents), "a span for every node")
     home = {node: block for block in plan.blocks for node in block.nodes}
     for node in plan.tree.internal:
         _need(home[node].column, f"node {node} has descendants, so its block needs columns")
+    if not plan.spec.mixer.delta:
+        return
     for block in plan.blocks:
         inside = set(block.nodes)
         longest = max(

@@ -150,7 +150,7 @@ def plan_tree(
     target: Target | None = None,
     solver: Solver | None = None,
 ) -> TreePlan:
-    """The naive plan: user's order, one block, every column, ``depth`` products.
+    """The naive plan: user's order, one block, every column, ``depth`` products with G.
 
     ``depth`` is the largest depth in edges that the module supports, the template's own by
     default and never more than a tree of N nodes can have. Raises SpecError where it is smaller
@@ -169,15 +169,22 @@ def plan_tree(
         depth = min(depth, tree.nodes - 1)
     if solver is Solver.LEVELS and not tree.is_static:
         raise SpecError("solver levels needs a static template; use horner or substitution")
+    spec = spec or LayerSpec()
+    if solver is not None and not spec.mixer.delta:
+        raise SpecError(
+            f"solver {solver.value}: mixer {spec.mixer.name} has no delta term, so U = R and "
+            "nothing is solved; leave --solver out"
+        )
     nodes = tuple(range(tree.nodes))
+    steps = depth if spec.mixer.delta else 0
     return TreePlan(
         tree=tree,
-        spec=spec or LayerSpec(),
+        spec=spec,
         target=target,
         depth=depth,
-        steps=depth,
+        steps=steps,
         order=nodes,
-        blocks=(Block(0, nodes, column=True, steps=depth),),
+        blocks=(Block(0, nodes, column=True, steps=steps),),
         spans=_number_spans(tree) if tree.is_static else None,
         solver=solver or Solver.HORNER,
         solver_is_chosen=solver is not None,

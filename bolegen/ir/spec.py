@@ -4,21 +4,17 @@ from dataclasses import dataclass
 from enum import Enum
 
 from bolegen.errors import SpecError
+from bolegen.ir.mixer import GDN, Decay, Mixer
 
 __all__ = [
     "CONTRACTS",
     "FACTOR_LAYOUTS",
-    "GDN",
-    "MIXERS",
     "PORTABLE_SMEM",
     "READOUTS",
     "TARGETS",
     "DType",
-    "Decay",
     "LayerSpec",
-    "Mixer",
     "Target",
-    "find_mixer",
     "find_target",
 ]
 
@@ -46,38 +42,6 @@ class DType(Enum):
         return f"*{self.value}"
 
 
-class Decay(Enum):
-    """What one log decay covers."""
-
-    NONE = "none"
-    CONSTANT = "constant per head"
-    SCALAR = "scalar per token and value head"
-    CHANNEL = "per token, value head and key channel"
-
-
-@dataclass(frozen=True)
-class Mixer:
-    """A linear-attention recurrence, described by what it is."""
-
-    name: str
-    decay: Decay
-    delta: bool  # u = beta (v - S^T k), so that G is not zero
-    convolved: bool  # a causal depthwise convolution with SiLU comes first
-    unit_keys: bool  # q and k are l2-normalised, q then scaled by d_k^-1/2
-    log_decay: str  # formula of g, natural logarithm
-    write_gate: str  # formula of beta
-
-
-GDN = Mixer(
-    name="gdn",
-    decay=Decay.SCALAR,
-    delta=True,
-    convolved=True,
-    unit_keys=True,
-    log_decay="-exp(A_log) softplus(a + dt_bias)",
-    write_gate="sigmoid(b)",
-)
-MIXERS = {GDN.name: GDN}
 FACTOR_LAYOUTS = ("replay", "pku")
 CONTRACTS = ("fp32", "tf32")
 READOUTS = ("split", "bf16")
@@ -90,6 +54,7 @@ class LayerSpec:
     ``readout``: Y and R meet in O in two bf16 terms each (split), or rounded to bf16 (bf16).
     Raises SpecError for shapes outside the contract: head ratio whole, dims multiples of 8
     from 16, d_k to 256, d_v to 512, convolution width 2 to 4, a bf16 readout of bf16 rows only.
+    ``conv`` is 1, a node's own row, where the mixer has no convolution.
     """
 
     mixer: Mixer = GDN
@@ -121,7 +86,9 @@ class LayerSpec:
                     f"{name}={value} not supported; dims are multiples of 8 from 16, "
                     f"{name} to {limit}"
                 )
-        if not 2 <= self.conv <= 4:
+        if not self.mixer.convolved:
+            object.__setattr__(self, "conv", 1)
+        elif not 2 <= self.conv <= 4:
             raise SpecError(f"convolution width {self.conv} not supported; have 2, 3, 4")
         if self.state_dtype is DType.FP16:
             raise SpecError("state dtype fp16 not supported; have fp32, bf16")
@@ -146,7 +113,7 @@ class LayerSpec:
 
     @property
     def channels(self) -> int:
-        """C = 2 Hk d_k + Hv d_v, the width of a pre-convolution row q|k|v."""
+        """C = 2 Hk d_k + Hv d_v, the width of a row, in whichever order its parts are."""
         return 2 * self.key_heads * self.d_k + self.value_heads * self.d_v
 
     @property
@@ -157,17 +124,27 @@ class LayerSpec:
 
     @property
     def row_bytes(self) -> int:
-        """One raw pre-convolution row."""
+        """One row q|k|v, as verify is given it."""
         return self.channels * self.dtype.bytes
+
+    @property
+    def gates(self) -> int:
+        """Float32 gates that a node and value head keep until acceptance."""
+        log_decay = self.mixer.decay is Decay.SCALAR
+        return log_decay + (self.factors == "replay" and self.mixer.write_gate != "1")
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether rows live until acceptance: to replay from, or for the convolution's window."""
+        return self.factors == "replay" or self.mixer.convolved
 
     @property
     def factor_bytes(self) -> int:
         """Factors per node and layer, raw row included (docs/theory.md)."""
-        gates = 2 * self.value_heads * 4
-        if self.factors == "replay":
-            return self.row_bytes + gates
-        heads = self.key_heads * self.d_k + self.value_heads * self.d_v + self.value_heads
-        return self.row_bytes + heads * 4
+        heads = self.gates * self.value_heads
+        if self.factors == "pku":
+            heads += self.key_heads * self.d_k + self.value_heads * self.d_v
+        return self.keeps_rows * self.row_bytes + heads * 4
 
 
 @dataclass(frozen=True)
@@ -197,13 +174,6 @@ TARGETS = {
     )
 }
 PORTABLE_SMEM = min(target.smem_bytes for target in TARGETS.values())
-
-
-def find_mixer(name: str) -> Mixer:
-    """The mixer called ``name``; SpecError lists those there are."""
-    if name not in MIXERS:
-        raise SpecError(f"mixer {name!r} not supported; have {', '.join(MIXERS)}")
-    return MIXERS[name]
 
 
 def find_target(name: str) -> Target:

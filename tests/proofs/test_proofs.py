@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from bolegen import oracle, proofs
 from bolegen.codegen.pipeline import plan_template
 from bolegen.errors import ProofError
+from bolegen.formal import run_recurrence
 from bolegen.ir import Block, Solver, TreePlan, parse_template, plan_tree, spell_template
-from bolegen.proofs import prove_plan, run_recurrence
+from bolegen.proofs import prove_plan
 from support.strategies import heads, one_head, trees
 
 LONG = "(1,1,1,1,1,1,1,1,1,1,2)"  # depth 11: beyond the polynomials
@@ -182,9 +183,9 @@ def test_runtime_blocks_that_fail_some_tree_are_refuted() -> None:
 
 
 def test_a_wrong_recurrence_would_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget_decay(parents, operands):  # type: ignore[no-untyped-def]
+    def forget_decay(parents, operands, mixer):  # type: ignore[no-untyped-def]
         one = operands.decay * 0 + 1
-        return run_recurrence(parents, replace(operands, decay=one))
+        return run_recurrence(parents, replace(operands, decay=one), mixer)
 
     monkeypatch.setattr(proofs, "run_recurrence", forget_decay)
     for text in ("chain:2", "chain:12"):

@@ -10,6 +10,7 @@ import torch
 
 from bolegen import oracle
 from bolegen.interpret import Operands, decay_products, true_mask
+from bolegen.ir import find_mixer
 from bolegen.oracle import Array
 
 __all__ = [
@@ -79,10 +80,12 @@ def operands(
 ) -> tuple[Array, Array, Array, Array, Array]:
     """q, k, v, g, beta of one row for the oracle, from the rows that the kernel itself rounded."""
     hk, hv = m.MODULE.heads
+    mixer, d_k = find_mixer(m.MODULE.mixer), m.MODULE.dims[0]
     rows = numpy64(qkv[row, : r.x.shape[2]])
-    q, k, v = oracle.split_rows(rows, key_heads=hk, value_heads=hv, d_k=m.MODULE.dims[0])
+    q, k, v = oracle.split_rows(rows, key_heads=hk, value_heads=hv, d_k=d_k, mixer=mixer)
     raw = r.a[layer, row], r.b[layer, row], r.A_log[layer], r.dt_bias[layer]
-    return *oracle.normalise(q, k), v, *oracle.gates(*map(numpy64, raw))
+    g, beta = oracle.gates(*(numpy64(each) for each in raw), mixer=mixer, nodes=len(rows))
+    return *oracle.normalise(q, k, mixer), v, g, beta
 
 
 def check_verify(m: ModuleType, r: Any, out: torch.Tensor, factors: Any, layer: int = 0) -> Worst:
@@ -98,7 +101,8 @@ def check_verify(m: ModuleType, r: Any, out: torch.Tensor, factors: Any, layer: 
         live = None if r.live is None else r.live[row].cpu().numpy()
         known = operands(m, r, factors.convolved_rows(layer), layer, row)
         state = numpy64(r.state[layer, slot])
-        want = oracle.recurrence(r.trees[row], *known, state, live=live)
+        mixer, skip = find_mixer(m.MODULE.mixer), None if r.D is None else numpy64(r.D[layer])
+        want = oracle.recurrence(r.trees[row], *known, state, live=live, mixer=mixer, D=skip)
         got = numpy64(out[row])
         if live is not None:
             assert np.count_nonzero(got[~live]) == 0
@@ -111,7 +115,8 @@ def check_verify(m: ModuleType, r: Any, out: torch.Tensor, factors: Any, layer: 
                 limit += READOUT * _measure_readout(r.trees[row], known, state, head, live)
             worst.note("o", float(np.linalg.norm(got[:, head] - exact)), limit)
         if factors.u is not None:
-            _check_u(r, numpy64(factors.u[layer, row]), want.u, (*known[1:], state), row, worst)
+            parts = (*known[1:], state)
+            _check_u(m, r, numpy64(factors.u[layer, row]), want.u, parts, row, worst)
     return worst
 
 
@@ -150,7 +155,13 @@ def _check_conv(r: Any, factors: Any, layer: int, row: int, worst: Worst) -> Non
 
 
 def _check_u(
-    r: Any, got: Array, want: Array, known: tuple[Array, ...], row: int, worst: Worst
+    m: ModuleType,
+    r: Any,
+    got: Array,
+    want: Array,
+    known: tuple[Array, ...],
+    row: int,
+    worst: Worst,
 ) -> None:
     """|dU| <= 5e-6 (|D_beta V| + |D_beta D_P K S|) over a head: U itself may cancel."""
     k, v, g, beta, state = known
@@ -162,7 +173,12 @@ def _check_u(
         sums[node] = g[node] + (sums[parent] if parent >= 0 else 0)
     for head in range(v.shape[1]):
         write = beta[:, head, None]
-        part = write * np.exp(sums[:, head, None]) * (k[:, head // ratio] @ state[head].T)
+        part = (
+            find_mixer(m.MODULE.mixer).delta
+            * write
+            * np.exp(sums[:, head, None])
+            * (k[:, head // ratio] @ state[head].T)
+        )
         parts = (write * v[:, head])[live], part[live]
         limit = LIMIT * float(sum(np.linalg.norm(each) for each in parts))
         error = (got[: len(want), head] - want[:, head])[live]
@@ -232,7 +248,8 @@ def _check_slot(
     live = None if r.live is None else r.live[row].cpu().numpy()
     _, k, v, g, beta = operands(m, r, qkv, layer, row)
     state = numpy64(before[0][layer, int(r.slots[row])])
-    want = oracle.committed_state(r.trees[row], node, k, v, g, beta, state, live=live)
+    mixer = find_mixer(m.MODULE.mixer)
+    want = oracle.committed_state(r.trees[row], node, k, v, g, beta, state, live=live, mixer=mixer)
     got = numpy64(after[0][layer, slot])
     for head in range(len(want)):
         limit = LIMIT * float(np.linalg.norm(want[head]))

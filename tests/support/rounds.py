@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bolegen.codegen import EmittedModule, compile_template
-from bolegen.ir import LayerSpec, Solver
+from bolegen.ir import LayerSpec, Solver, find_mixer
 from support.judge import Worst, check_commit, check_verify, same_bits
 
 __all__ = [
@@ -60,6 +60,8 @@ def build(
     template: str, *, depth: int | None = None, solver: Solver | None = None, **layer: Any
 ) -> ModuleType:
     """Compile and import a module, once a process; a layer is SMALL unless said otherwise."""
+    if isinstance(layer.get("mixer"), str):
+        layer["mixer"] = find_mixer(layer["mixer"])
     spec = LayerSpec(**(SMALL | layer))
     return import_module(compile_template(template, spec, depth=depth, solver=solver))
 
@@ -81,6 +83,7 @@ class Round:
     conv_state: torch.Tensor
     slots: torch.Tensor
     conv_bias: torch.Tensor | None = None
+    D: torch.Tensor | None = None
     parents: torch.Tensor | None = None
     live: torch.Tensor | None = None
     trees: list[list[int]] = field(default_factory=list)
@@ -91,27 +94,38 @@ class Round:
         return replace(self, **(copies | changes))
 
     def verify(self, m: ModuleType, factors: Any, layer: int = 0, **options: Any) -> torch.Tensor:
-        """Run the module's verify on one layer."""
+        """Run the module's verify on one layer; what its mixer does not have is None."""
+        weight, window, bias = (
+            given[layer] if given is not None and find_mixer(m.MODULE.mixer).convolved else None
+            for given in (self.conv_weight, self.conv_state, self.conv_bias)
+        )
+        a, b, *heads = self.gates(m, layer)
         out: torch.Tensor = m.verify(
             self.x[layer],
-            self.a[layer],
-            self.b[layer],
-            self.conv_weight[layer],
-            self.A_log[layer],
-            self.dt_bias[layer],
+            a,
+            b,
+            weight,
+            *heads,
             self.state[layer],
-            self.conv_state[layer],
+            window,
             self.slots,
             factors,
             layer=layer,
-            **{
-                "conv_bias": None if self.conv_bias is None else self.conv_bias[layer],
-                "parents": self.parents,
-                "live": self.live,
-            }
-            | options,
+            **{"conv_bias": bias} | self._options(m, layer) | options,
         )
         return out
+
+    def gates(self, m: ModuleType, layer: int) -> list[torch.Tensor | None]:
+        """a, b, A_log and dt_bias of one layer, None for those that the mixer does not read."""
+        known = find_mixer(m.MODULE.mixer).arguments
+        names = "a", "b", "A_log", "dt_bias"
+        return [getattr(self, name)[layer] if name in known else None for name in names]
+
+    def _options(self, m: ModuleType, layer: int) -> dict[str, Any]:
+        known = {"parents": self.parents, "live": self.live}
+        if find_mixer(m.MODULE.mixer).skip:
+            known["D"] = None if self.D is None else self.D[layer]
+        return known
 
     def verify_qkv(
         self, m: ModuleType, factors: Any, layer: int = 0, **options: Any
@@ -119,15 +133,12 @@ class Round:
         """Run the module's verify_qkv on one layer, x taken for rows that were convolved."""
         out: torch.Tensor = m.verify_qkv(
             *split(m, self.x[layer]),
-            self.a[layer],
-            self.b[layer],
-            self.A_log[layer],
-            self.dt_bias[layer],
+            *self.gates(m, layer),
             self.state[layer],
             self.slots,
             factors,
             layer=layer,
-            **{"parents": self.parents, "live": self.live} | options,
+            **self._options(m, layer) | options,
         )
         return out
 
@@ -139,14 +150,13 @@ class Round:
 
 
 def split(m: ModuleType, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows q|k|v [B, T, C] as views q, k [B, T, Hk, dk] and v [B, T, Hv, dv]."""
+    """Rows [..., C] as views q, k [..., Hk, dk] and v [..., Hv, dv], in the mixer's order."""
     (hk, hv), (dk, dv) = m.MODULE.heads, m.MODULE.dims
-    rows, k, v = x.shape[:-1], hk * dk, 2 * hk * dk
-    return (
-        x[..., :k].view(*rows, hk, dk),
-        x[..., k:v].view(*rows, hk, dk),
-        x[..., v : v + hv * dv].view(*rows, hv, dv),
-    )
+    sizes = {"q": hk * dk, "k": hk * dk, "v": hv * dv}
+    order = find_mixer(m.MODULE.mixer).row
+    parts = dict(zip(order, x.split([sizes[part] for part in order], -1), strict=True))
+    q, k = (parts[part].unflatten(-1, (hk, dk)) for part in "qk")
+    return q, k, parts["v"].unflatten(-1, (hv, dv))
 
 
 def make_round(
@@ -195,6 +205,7 @@ def make_round(
         conv_state=window.to(module.dtype),
         slots=torch.randperm(slots, generator=gen)[:batch],
         conv_bias=normal(layers, c).to(module.dtype) if bias else None,
+        D=normal(layers, hv) if find_mixer(module.mixer).skip else None,
         parents=torch.tensor(trees) if module.parents is None else None,
         trees=trees,
     )

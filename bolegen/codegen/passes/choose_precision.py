@@ -26,7 +26,7 @@ def choose_precision(plan: TreePlan) -> TreePlan:
     precision = Precision(
         state_terms=terms,
         readout_terms=_READOUT_TERMS[spec.readout] if rounded else 0,
-        fold="bf16x3" if rounded and spec.factors == "replay" else None,
+        fold="bf16x3" if rounded and spec.factors == "replay" and spec.mixer.delta else None,
         dot="tf32" if fast else "tf32x3",
         hip_dot="bf16x3" if fast else "bf16x6",
     )

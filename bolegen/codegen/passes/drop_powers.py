@@ -11,9 +11,9 @@ def drop_powers(plan: TreePlan) -> TreePlan:
     """Products with G: what --depth allows -> what the tree needs. (3,3,3), depth 8: 8 -> 3.
 
     A non-zero entry of G^m is a path of m edges (paper, Lemma 3), so G^{d+1} = 0 with d the
-    tree's own depth. Runtime topology keeps its bound.
+    tree's own depth. Runtime topology keeps its bound. Without a delta term G itself is 0.
     """
-    if not plan.tree.is_static:
+    if not plan.tree.is_static or not plan.spec.mixer.delta:
         return plan
     steps = plan.tree.depth
     (block,) = plan.blocks

@@ -31,6 +31,8 @@ def split_blocks(plan: TreePlan) -> TreePlan:
     for group in sorted(groups, key=lambda nodes: not _has_columns(plan, nodes)):
         blocks.append(_block(plan, start, group))
         start += len(group)
+    if not plan.spec.mixer.delta:
+        return replace(plan, blocks=tuple(blocks))
     return replace(plan, blocks=_invert(tuple(blocks)))
 
 
@@ -92,6 +94,8 @@ def _has_columns(plan: TreePlan, nodes: Sequence[int]) -> bool:
 
 def _block(plan: TreePlan, start: int, nodes: tuple[int, ...]) -> Block:
     column = _has_columns(plan, nodes)
+    if not plan.spec.mixer.delta:
+        return Block(start, nodes, column, steps=0)
     if not plan.tree.is_static:
         return Block(start, nodes, column, steps=min(plan.steps, len(nodes) - 1))
     inside = {node for node in nodes if node >= 0}

@@ -35,6 +35,7 @@ def tile_values(plan: TreePlan) -> TreePlan:
     while b_r > 16 and 3 * b_r * d_k * plan.spec.dtype.bytes > smem:
         b_r //= 2
     rolled = _is_rolled(plan, b_r)
+    shares = plan.spec.mixer.delta and len(plan.columns) == 1 and plan.rows <= b_r
     tiling = Tiling(
         b_n=8,
         b_r=b_r,
@@ -45,7 +46,7 @@ def tile_values(plan: TreePlan) -> TreePlan:
         full_batch=16,
         share_batch=32,
         merge_batch=0 if rolled else 1,
-        heads=plan.spec.ratio if len(plan.columns) == 1 and plan.rows <= b_r else 1,
+        heads=plan.spec.ratio if shares else 1,
         stages=3,
         maxnreg=cap,
         maxnreg_commit=168,

@@ -1,0 +1,164 @@
+"""mixer -> what the templates spell of it: places in a row, gates, scales, arguments."""
+
+from types import SimpleNamespace
+
+from bolegen.codegen.buffers import decay_planes
+from bolegen.ir import Decay, LayerSpec, Mixer, TreePlan
+
+__all__ = ["spell_mixer"]
+
+_BETA = {
+    "1": None,
+    "sigmoid(b)": "_sigmoid(b_b)",
+    "2 sigmoid(b)": "2.0 * _sigmoid(b_b)",
+    "softplus(a + dt_bias)": "_softplus(b_x)",
+}
+
+
+def spell_mixer(plan: TreePlan) -> dict[str, object]:
+    """Flags of the mixer, and the expressions that follow from it."""
+    spec, mixer, replay = plan.spec, plan.spec.mixer, plan.spec.factors == "replay"
+    decays, gated = mixer.decay is not Decay.NONE, mixer.write_gate != "1"
+    planes = decay_planes(plan)
+    fetched = ["g"] * (mixer.decay is Decay.SCALAR) + ["beta"] * gated
+    words = ["log decay"] * (mixer.decay is Decay.SCALAR) + ["write gate"] * gated
+    return {
+        "mixer": mixer.name,
+        "mixer_line": describe_mixer(mixer),
+        "row": "|".join(mixer.row),
+        "delta": mixer.delta,
+        "unit": mixer.unit_keys,
+        "convolved": mixer.convolved,
+        "skip": mixer.skip,
+        "decays": decays,
+        "per_token": mixer.decay is Decay.SCALAR,
+        "constant": mixer.decay is Decay.CONSTANT,
+        "gated": gated,
+        "log_decay": mixer.log_decay,
+        "write_gate": mixer.write_gate,
+        "beta": _BETA[mixer.write_gate],
+        "arguments": mixer.arguments,
+        "gates": spec.gates,
+        "gates_width": "2 * HV" if spec.gates == 2 else "HV",
+        "planes": f"{len(planes)} * HV" if len(planes) > 1 else "HV" * len(planes),
+        "plane": lambda name: _shift(planes.index(name)),
+        "fetched": "".join(f", {name}" for name in fetched),
+        "unused": ", _" * len(fetched),
+        "fetched_words": "".join(f"{',' if w != words[-1] else ' and'} {w}" for w in words),
+        "at": _places(spec),
+        **_scales(mixer, decays, gated),
+        **_arguments(spec),
+        "node_wise": _join(
+            ["convolution"] * mixer.convolved
+            + ["norms"] * mixer.unit_keys
+            + ["gates"] * (gated or decays)
+            + ["path sums of log decays"] * decays
+        ),
+        "closed_form": _closed_form(mixer),
+        "solve_of": _solve_of(mixer, replay),
+    }
+
+
+def describe_mixer(mixer: Mixer) -> str:
+    """Its gates and what else sets it apart, in a line."""
+    said = [f"g = {mixer.log_decay}", f"beta = {mixer.write_gate}"]
+    said += ["delta term"] * mixer.delta + ["unit keys"] * mixer.unit_keys
+    said += ["convolution"] * mixer.convolved + ["skip D v"] * mixer.skip
+    return "; ".join([*said, f"rows {'|'.join(mixer.row)}"])
+
+
+def _shift(plane: int) -> str:
+    return ("", " + HV * T", " + 2 * HV * T")[plane]
+
+
+def _join(words: list[str]) -> str:
+    return " and ".join([*([", ".join(words[:-1])] if words[1:] else []), words[-1]])
+
+
+def _places(spec: LayerSpec) -> SimpleNamespace:
+    """Where q, k and v stand in a row, as kernels and the caller's views spell it."""
+    keys, values = spec.key_heads * spec.d_k, spec.value_heads * spec.d_v
+    if spec.mixer.row == "qkv":
+        starts = {"q": 0, "k": keys, "v": 2 * keys}
+        kernel = {
+            "lower": "", "query": "", "first": "p_q", "second": "p_k", "pair": "(1 - o_c % 2)",
+            "key_head": "i_r * DK", "is_q": "c < HK * DK", "is_k": "c >= HK * DK",
+            "k": "HK * DK", "v": "2 * HK * DK", "kept_key": "(HK + i_k) * DK",
+        }  # fmt: skip
+    else:
+        starts = {"v": 0, "k": values, "q": values + keys}
+        kernel = {
+            "lower": "HV * DV + ", "query": "HV * DV + HK * DK + ", "first": "p_k",
+            "second": "p_q", "pair": "(o_c % 2)",
+            "key_head": "(i_r + HK) % (2 * HK) * DK + HV * DV",
+            "is_q": "c >= HV * DV + HK * DK", "is_k": "c < HV * DV + HK * DK",
+            "k": "HV * DV", "v": "", "kept_key": "i_k * DK + HV * DV",
+        }  # fmt: skip
+    views = {f"x_{name}": f"x[..., {at}:]" if at else "x" for name, at in starts.items()}
+    return SimpleNamespace(**kernel, **views)
+
+
+def _scales(mixer: Mixer, decays: bool, gated: bool) -> dict[str, str]:
+    """Scales of a node: of R's state product and of Q S, empty where they are 1."""
+    write = ["b_beta"] * gated + ["b_rk"] * mixer.unit_keys
+    gate = f"({' * '.join(write)})" if len(write) == 2 and decays else " * ".join(write)
+    sums = ["b_p"] * decays
+    return {
+        "gate_scale": " * ".join([*sums, gate] if gate else sums),
+        "query_scale": " * ".join(sums + ["b_rq"] * mixer.unit_keys),
+        "scales_of": ", ".join(
+            ["beta"] * gated
+            + ["beta P / |k|" if mixer.unit_keys else "beta P"] * mixer.delta
+            + ["P scale / |q|" if mixer.unit_keys else "P"]
+        )
+        + " and q.k",
+    }
+
+
+def _arguments(spec: LayerSpec) -> dict[str, object]:
+    """Checks of the gates' operands, and the lines that describe the arguments of verify."""
+    mixer, have = spec.mixer, spec.mixer.arguments
+    nodes = [name for name in ("a", "b") if name in have]
+    heads = [name for name in ("A_log", "dt_bias") if name in have]
+    unused = [name for name in ("a", "b", "A_log", "dt_bias") if name not in have]
+    row = "|".join(mixer.row)
+    said = f"x [B, T, C]: {'pre-convolution ' * mixer.convolved}rows {row}, unit last stride."
+    if nodes:
+        said += f"  {', '.join(nodes)} [B, T, Hv], any strides."
+    lines = [said, ""]
+    if mixer.convolved:
+        lines[1] = "conv_weight [C, W], conv_bias [C] or None.  "
+    if heads:
+        lines[1] += f"{', '.join(heads)} [Hv].  "
+    if mixer.skip:
+        lines[1] += "D [Hv] or None.  "
+    lines[1] += "state [slots, Hv, dv, dk]" + (" and" if mixer.convolved else " is only read.")
+    last = "conv_state [slots, C, W-1] (oldest first) are only read.  " * mixer.convolved
+    lines.append(f"{last}slots [B], negative = padded row.")
+    if unused or not mixer.convolved:
+        others = [*unused, *(["conv_weight", "conv_bias", "conv_state"] * (not mixer.convolved))]
+        lines.append(f"{', '.join(others)}: None.")
+    pairs = ", ".join
+    return {
+        "gate_checks": pairs(f'("{name}", {name})' for name in nodes) + ("," * (len(nodes) == 1)),
+        "head_checks": pairs(f'("{name}", {name})' for name in heads) + ("," * (len(heads) == 1)),
+        "unused_arguments": pairs(f"{name}={name}" for name in unused),
+        "operand_lines": lines,
+    }
+
+
+def _closed_form(mixer: Mixer) -> str:
+    if mixer.delta:
+        reach = "D_P K S" if mixer.decay is not Decay.NONE else "K S"
+        state = "D_P Q S" if mixer.decay is not Decay.NONE else "Q S"
+        return f"O = {state} + C U,  (I + G) U = R,  R = D_beta (V - {reach}),  G nilpotent."
+    write = "D_beta V" if mixer.write_gate != "1" else "V"
+    skip = " + D V" if mixer.skip else ""
+    return f"O = D_P Q S + C U{skip},  U = {write}: there is no delta term, so that G = 0."
+
+
+def _solve_of(mixer: Mixer, replay: bool) -> str:
+    u = "" if replay else ", U = R + Z R"
+    if mixer.delta:
+        return f"R from state products, then O = D_P Q S + Y R{u}"
+    return f"O = D_P Q S + Y R, R = D_beta V{'' if replay else ' = U'}"
