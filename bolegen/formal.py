@@ -1,7 +1,8 @@
 """The recurrence on formal states, and what it is run on: polynomials, or residues of a prime.
 
 A state is kept as the formal c S + sum_j k_j w_j^T, and keys and states meet only as symbols
-k_i.k_j and k_i^T S. So what holds for them holds for every d_k.
+k_i.k_j and k_i^T S. So what holds for them holds for every d_k. Where each key channel decays by
+itself, the symbols stand for k_i^T D k_j and k_i^T D S, D the decays of the path between.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from sympy import ZZ
 from sympy.polys.rings import ring
 
 from bolegen.interpret import Matrix, Operands
-from bolegen.ir import GDN, Decay, Mixer
+from bolegen.ir import GDN, Mixer
 
 __all__ = [
     "DRAWS",
@@ -38,7 +39,7 @@ def run_recurrence(
     for node, parent in enumerate(parents):
         c, path, w = root if parent < 0 else states[parent]
         row = slice(node, node + 1)
-        if mixer.decay is not Decay.NONE:
+        if mixer.scales_state:
             c, w = times(c, operands.decay[row]), times(w, operands.decay[row])
         read = times(c, operands.ks[row]) + dot(operands.kk[row, path], w) if mixer.delta else 0
         u[row] = times(operands.beta[row], operands.v[row] - read)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bolegen.errors import TreeError
-from bolegen.ir import GDN, Decay, Mixer, TreePlan
+from bolegen.ir import GDN, Mixer, TreePlan
 
 __all__ = ["Matrix", "Operands", "ancestor_mask", "decay_products", "interpret", "true_mask"]
 
@@ -173,7 +173,7 @@ def decay_products(
     nodes = len(parents)
     ratio = np.full((nodes, nodes), 1, dtype=operands.decay.dtype)
     reach = np.full((nodes, 1), 1, dtype=operands.decay.dtype)
-    if mixer.decay is Decay.NONE:
+    if not mixer.scales_state:
         return ratio, reach
     for node, parent in enumerate(parents):
         decay = operands.decay[node : node + 1]

@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16; 16 columns of G
-digest    327bee0abc1ef965
+digest    166e49a16330fbeb
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -70,7 +70,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled",),
-    digest="327bee0abc1ef965",
+    digest="166e49a16330fbeb",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -127,6 +127,13 @@ def _step(b_a, b_bias):
 
 
 @triton.jit
+def _sigmoid(b_x):
+    """1 / (1 + e^-x)."""
+    b_e = _exp(-tl.abs(b_x), 0.0)
+    return tl.where(b_x >= 0.0, 1.0, b_e) / (1.0 + b_e)
+
+
+@triton.jit
 def _log_decay(b_x, b_log):
     """g = -exp(A_log) softplus(a + dt_bias), natural logarithm, at least -1000 (a decay of 0)."""
     b_log = tl.where(b_log > 1000.0, 1000.0, tl.where(b_log < -1000.0, -1000.0, b_log))
@@ -135,13 +142,6 @@ def _log_decay(b_x, b_log):
     hi, lo = _add(b_log, 0.0, b_x)
     b_g = tl.where(b_x < -20.0, -_exp(hi, lo), -_exp(b_log, 0.0) * b_soft)
     return tl.where(b_g < -1000.0, -1000.0, b_g)
-
-
-@triton.jit
-def _sigmoid(b_x):
-    """1 / (1 + e^-x)."""
-    b_e = _exp(-tl.abs(b_x), 0.0)
-    return tl.where(b_x >= 0.0, 1.0, b_e) / (1.0 + b_e)
 
 
 @triton.jit
@@ -351,6 +351,15 @@ def _keep_taps(weight, bias, kept, i_r):
 
 
 @triton.jit
+def _live(p_live, o_n, MASKED: tl.constexpr):
+    """Which of the nodes o_n are live."""
+    m_n = o_n < T
+    if MASKED:
+        m_n = m_n & (tl.load(p_live + o_n, mask=m_n, other=0) != 0)
+    return m_n
+
+
+@triton.jit
 def _prepare_gates(
     p_a,
     p_b,
@@ -398,15 +407,6 @@ def _prepare_gates(
     tl.store(p_dec, b_hi, mask=m_all)
     tl.store(p_dec + HV * T, b_lo, mask=m_all)
     tl.store(p_dec + 2 * HV * T, b_beta, mask=m_all)
-
-
-@triton.jit
-def _live(p_live, o_n, MASKED: tl.constexpr):
-    """Which of the nodes o_n are live."""
-    m_n = o_n < T
-    if MASKED:
-        m_n = m_n & (tl.load(p_live + o_n, mask=m_n, other=0) != 0)
-    return m_n
 
 
 @triton.jit

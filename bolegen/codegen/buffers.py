@@ -85,7 +85,7 @@ def list_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
 def _round_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
     spec, nodes = plan.spec, plan.tree.nodes
     mixer, replay, x = spec.mixer, spec.factors == "replay", _rows_of(plan)
-    constant = mixer.decay is Decay.CONSTANT
+    constant, channel = mixer.decay is Decay.CONSTANT, mixer.decay is Decay.CHANNEL
     of = partial(Buffer, lifetime=Lifetime.ROUND)
     wide = (spec.gates, spec.value_heads) if spec.gates > 1 else (spec.value_heads,)
     axes = f"[L, B, T{', 2' if spec.gates > 1 else ''}, Hv]"
@@ -101,6 +101,8 @@ def _round_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
            says=f"{axes} float32: {' and '.join(_gate_names(plan))}"),
         *[of("rates", dims=(spec.value_heads,), per_layer=True, per_row=False,
              says="[L, Hv] float32: log decay of every node")] * constant,
+        *[of("rates", dims=(nodes, spec.value_heads, spec.d_k), per_layer=True,
+             says="[L, B, T, Hv, dk] float32: log decays")] * channel,
         of("keys", dims=(nodes, spec.key_heads, spec.d_k), per_layer=True, exists=not replay,
            says="[L, B, T, Hk, dk] float32"),
         of("u", dims=(nodes, spec.value_heads, spec.d_v), per_layer=True, exists=not replay,
@@ -132,6 +134,8 @@ def _scratch_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
            says="[B, 2, Hk, T] float32: scale/|q| and 1/|k|"),
         of("decays", dims=(len(planes), heads, nodes), exists=bool(planes),
            says=f"[B, {len(planes)}, Hv, T] float32: {_spell_planes(plan)}"),
+        *[of("sums", dims=(heads, nodes, spec.d_k),
+             says="[B, Hv, T, dk] float32: log P")] * (mixer.decay is Decay.CHANNEL),
         of("products", dims=(heads, columns, columns), least_rows=merged, exists=mixer.delta,
            says=f"[B, Hv, COLUMNS, COLUMNS] float32: -G{blocks}"),
         of("readout", dims=(heads, max(terms, 1), rows, columns), element=y,
@@ -147,7 +151,7 @@ def _scratch_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
 def decay_planes(plan: TreePlan) -> tuple[str, ...]:
     """What scratch keeps of each node and value head: log P in two floats, the write gate."""
     mixer = plan.spec.mixer
-    sums = () if mixer.decay is Decay.NONE else ("hi", "lo")
+    sums = ("hi", "lo") if mixer.scales_state else ()
     return sums if mixer.write_gate == "1" else (*sums, "beta")
 
 

@@ -31,6 +31,7 @@ TEMPLATES = (
     "topology",
     "convolve",
     "gates",
+    "channels",
     "prepare",
     "pairs",
     "factor",

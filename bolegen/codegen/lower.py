@@ -7,7 +7,7 @@ from bolegen.codegen.cut import UNROLLED, cut_tiles, power, tiles_of
 from bolegen.codegen.mix import spell_mixer
 from bolegen.codegen.signatures import kernels_of
 from bolegen.codegen.tables import spell_parents, spell_positions, spell_table
-from bolegen.ir import DType, KernelModule, TreePlan, slug
+from bolegen.ir import Decay, DType, KernelModule, TreePlan, slug
 
 __all__ = ["lower_plan", "module_name"]
 
@@ -79,7 +79,8 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
     nodes, v_tiles = plan.tree.nodes, tiles_of(spec.d_v, tiling.b_v)
     t_tiles, dk_p = tiles_of(spec.d_v, tiling.b_t), power(spec.d_k, 16)
     # pairs of float32 take many registers a column: in chunks
-    gram_b = min(32, power(spec.d_k, 16)) if spec.dtype is DType.FP32 else power(spec.d_k, 16)
+    chunked = spec.dtype is DType.FP32 or spec.mixer.decay is Decay.CHANNEL
+    gram_b = min(32, power(spec.d_k, 16)) if chunked else power(spec.d_k, 16)
     programs = 2 * spec.key_heads + spec.value_heads
     return {
         "b_n": tiling.b_n,
@@ -93,6 +94,8 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
         "b_g": tiling.b_g,
         "heads": tiling.heads,
         "gate_tiles": tiles_of(nodes, tiling.b_g),
+        "first_row": tiles_of(nodes, tiling.b_g)
+        + spec.value_heads * (spec.mixer.decay is Decay.CHANNEL),
         "b_copy": min(64, power(nodes, 16)),
         "b_keep": power(tiles_of(spec.channels, programs)),
         "chunks": tiles_of(power(spec.d_k, 16), tiling.b_k),

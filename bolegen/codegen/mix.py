@@ -1,5 +1,6 @@
 """mixer -> what the templates spell of it: places in a row, gates, scales, arguments."""
 
+from textwrap import wrap
 from types import SimpleNamespace
 
 from bolegen.codegen.buffers import decay_planes
@@ -18,10 +19,11 @@ _BETA = {
 def spell_mixer(plan: TreePlan) -> dict[str, object]:
     """Flags of the mixer, and the expressions that follow from it."""
     spec, mixer, replay = plan.spec, plan.spec.mixer, plan.spec.factors == "replay"
-    decays, gated = mixer.decay is not Decay.NONE, mixer.write_gate != "1"
-    planes = decay_planes(plan)
-    fetched = ["g"] * (mixer.decay is Decay.SCALAR) + ["beta"] * gated
-    words = ["log decay"] * (mixer.decay is Decay.SCALAR) + ["write gate"] * gated
+    decays, gated = mixer.scales_state, mixer.write_gate != "1"
+    planes, channel = decay_planes(plan), mixer.decay is Decay.CHANNEL
+    per_token = mixer.decay in (Decay.SCALAR, Decay.CHANNEL)
+    fetched = ["g"] * per_token + ["beta"] * gated
+    words = ["log decay"] * per_token + ["write gate"] * gated
     return {
         "mixer": mixer.name,
         "mixer_line": describe_mixer(mixer),
@@ -33,11 +35,14 @@ def spell_mixer(plan: TreePlan) -> dict[str, object]:
         "decays": decays,
         "per_token": mixer.decay is Decay.SCALAR,
         "constant": mixer.decay is Decay.CONSTANT,
+        "channel": channel,
         "gated": gated,
         "log_decay": mixer.log_decay,
         "write_gate": mixer.write_gate,
         "beta": _BETA[mixer.write_gate],
         "arguments": mixer.arguments,
+        "gate_arguments": ("b",) if channel else mixer.arguments,
+        "gram_more": ", p_g, parents" if channel else "",
         "gates": spec.gates,
         "gates_width": "2 * HV" if spec.gates == 2 else "HV",
         "planes": f"{len(planes)} * HV" if len(planes) > 1 else "HV" * len(planes),
@@ -52,7 +57,7 @@ def spell_mixer(plan: TreePlan) -> dict[str, object]:
             ["convolution"] * mixer.convolved
             + ["norms"] * mixer.unit_keys
             + ["gates"] * (gated or decays)
-            + ["path sums of log decays"] * decays
+            + ["path sums of log decays"] * (mixer.decay is not Decay.NONE)
         ),
         "closed_form": _closed_form(mixer),
         "solve_of": _solve_of(mixer, replay),
@@ -60,11 +65,10 @@ def spell_mixer(plan: TreePlan) -> dict[str, object]:
 
 
 def describe_mixer(mixer: Mixer) -> str:
-    """Its gates and what else sets it apart, in a line."""
-    said = [f"g = {mixer.log_decay}", f"beta = {mixer.write_gate}"]
-    said += ["delta term"] * mixer.delta + ["unit keys"] * mixer.unit_keys
-    said += ["convolution"] * mixer.convolved + ["skip D v"] * mixer.skip
-    return "; ".join([*said, f"rows {'|'.join(mixer.row)}"])
+    """Its gates, and the order of its rows, in a line."""
+    each = " a key channel" if mixer.decay is Decay.CHANNEL else ""
+    rows = f"; rows {'|'.join(mixer.row)}" if mixer.row != "qkv" else ""
+    return f"g = {mixer.log_decay}{each}; beta = {mixer.write_gate}{rows}"
 
 
 def _shift(plane: int) -> str:
@@ -108,8 +112,8 @@ def _scales(mixer: Mixer, decays: bool, gated: bool) -> dict[str, str]:
         "query_scale": " * ".join(sums + ["b_rq"] * mixer.unit_keys),
         "scales_of": ", ".join(
             ["beta"] * gated
-            + ["beta P / |k|" if mixer.unit_keys else "beta P"] * mixer.delta
-            + ["P scale / |q|" if mixer.unit_keys else "P"]
+            + [f"beta{' P' * decays}{' / |k|' * mixer.unit_keys}"] * mixer.delta
+            + [f"{'P ' * decays}scale / |q|" if mixer.unit_keys else "P"]
         )
         + " and q.k",
     }
@@ -121,34 +125,51 @@ def _arguments(spec: LayerSpec) -> dict[str, object]:
     nodes = [name for name in ("a", "b") if name in have]
     heads = [name for name in ("A_log", "dt_bias") if name in have]
     unused = [name for name in ("a", "b", "A_log", "dt_bias") if name not in have]
-    row = "|".join(mixer.row)
-    said = f"x [B, T, C]: {'pre-convolution ' * mixer.convolved}rows {row}, unit last stride."
-    if nodes:
-        said += f"  {', '.join(nodes)} [B, T, Hv], any strides."
-    lines = [said, ""]
-    if mixer.convolved:
-        lines[1] = "conv_weight [C, W], conv_bias [C] or None.  "
-    if heads:
-        lines[1] += f"{', '.join(heads)} [Hv].  "
-    if mixer.skip:
-        lines[1] += "D [Hv] or None.  "
-    lines[1] += "state [slots, Hv, dv, dk]" + (" and" if mixer.convolved else " is only read.")
-    last = "conv_state [slots, C, W-1] (oldest first) are only read.  " * mixer.convolved
-    lines.append(f"{last}slots [B], negative = padded row.")
-    if unused or not mixer.convolved:
-        others = [*unused, *(["conv_weight", "conv_bias", "conv_state"] * (not mixer.convolved))]
-        lines.append(f"{', '.join(others)}: None.")
+    if mixer.decay is Decay.CHANNEL:
+        nodes.remove("a")
+        heads.remove("dt_bias")
     pairs = ", ".join
     return {
         "gate_checks": pairs(f'("{name}", {name})' for name in nodes) + ("," * (len(nodes) == 1)),
         "head_checks": pairs(f'("{name}", {name})' for name in heads) + ("," * (len(heads) == 1)),
         "unused_arguments": pairs(f"{name}={name}" for name in unused),
-        "operand_lines": lines,
+        "operand_lines": wrap("  ".join(_operands(mixer, nodes, heads, unused)), 95),
     }
+
+
+def _operands(mixer: Mixer, nodes: list[str], heads: list[str], unused: list[str]) -> list[str]:
+    """What verify takes, a sentence each."""
+    rows = f"{'pre-convolution ' * mixer.convolved}rows {'|'.join(mixer.row)}"
+    said = [f"x [B, T, C]: {rows}, unit last stride."]
+    if mixer.decay is Decay.CHANNEL:
+        said.append("a [B, T, Hv, dk], unit last stride.")
+    if nodes:
+        said.append(f"{', '.join(nodes)} [B, T, Hv], any strides.")
+    if mixer.convolved:
+        said.append("conv_weight [C, W], conv_bias [C] or None.")
+    if heads:
+        said.append(f"{', '.join(heads)} [Hv].")
+    if mixer.decay is Decay.CHANNEL:
+        said.append("dt_bias [Hv, dk].")
+    if mixer.skip:
+        said.append("D [Hv] or None.")
+    if mixer.convolved:
+        said.append("state [slots, Hv, dv, dk] and conv_state [slots, C, W-1] (oldest first)")
+        said[-1] += " are only read."
+    else:
+        said.append("state [slots, Hv, dv, dk] is only read.")
+        unused = [*unused, "conv_weight", "conv_bias", "conv_state"]
+    said.append("slots [B], negative = padded row.")
+    return [*said, f"{', '.join(unused)}: None."] if unused else said
 
 
 def _closed_form(mixer: Mixer) -> str:
     if mixer.delta:
+        if mixer.decay is Decay.CHANNEL:
+            return (
+                "O = (P o Q) S + C U,  (I + G) U = R,  R = D_beta (V - (P o K) S),  G nilpotent,\n"
+                "    P [T, dk] by key channel, so that G and C are sums over decayed channels."
+            )
         reach = "D_P K S" if mixer.decay is not Decay.NONE else "K S"
         state = "D_P Q S" if mixer.decay is not Decay.NONE else "Q S"
         return f"O = {state} + C U,  (I + G) U = R,  R = D_beta (V - {reach}),  G nilpotent."

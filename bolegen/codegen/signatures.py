@@ -87,6 +87,7 @@ def _prepare(plan: TreePlan) -> tuple[Param, ...]:
         *_where(
             "*fp32", keys=not replay, vectors=mixer.unit_keys, decays=bool(decay_planes(plan))
         ),
+        *_sums(plan),
         *_strides(*strides),
         *(Param(f"stride_{s}", "i32", aligned=False) for s in gate_strides),
         *_strides("slot"),
@@ -122,6 +123,7 @@ def _solve(plan: TreePlan, merged: bool = False) -> tuple[Param, ...]:
         *_pointers(plan.spec.state_dtype.pointer, "state"),
         *_pointers("*i64", "slots"),
         *_scratch(plan),
+        *_sums(plan),
         *(_absent("u") if replay else _pointers("*fp32", "u")),
         *_pointers(plan.spec.dtype.pointer, "out"),
         *(_pointers("*fp32", "D") if plan.spec.mixer.skip else ()),
@@ -157,6 +159,8 @@ def _scratch(plan: TreePlan) -> tuple[Param, ...]:
     planes = bool(decay_planes(plan))
     return (
         *_where("*fp32", vectors=mixer.unit_keys, decays=planes),
+        *(() if mixer.decay is not Decay.CHANNEL else _pointers("*fp32", "rates")),
+        *(() if mixer.decay is not Decay.CHANNEL else _given(plan, "*i32", "parents")),
         *_given(plan, "*i32", "ancestors"),
         *_where("*fp32", products=mixer.delta),
         *_pointers(_readout(plan), "readout"),
@@ -166,8 +170,12 @@ def _scratch(plan: TreePlan) -> tuple[Param, ...]:
 
 
 def _rates(plan: TreePlan) -> tuple[Param, ...]:
-    constant = plan.spec.mixer.decay is Decay.CONSTANT
-    return _pointers("*fp32", "rates") if constant else ()
+    kept = plan.spec.mixer.decay in (Decay.CONSTANT, Decay.CHANNEL)
+    return _pointers("*fp32", "rates") if kept else ()
+
+
+def _sums(plan: TreePlan) -> tuple[Param, ...]:
+    return _pointers("*fp32", "sums") if plan.spec.mixer.decay is Decay.CHANNEL else ()
 
 
 def _dot(plan: TreePlan) -> str:

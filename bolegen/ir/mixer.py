@@ -10,6 +10,8 @@ __all__ = [
     "DELTANET",
     "GDN",
     "GDN_NEG",
+    "KDA",
+    "KDA_BOUNDED",
     "LIGHTNING",
     "MAMBA2",
     "MIXERS",
@@ -25,6 +27,7 @@ class Decay(Enum):
     NONE = "none"
     CONSTANT = "constant per value head"
     SCALAR = "per token and value head"
+    CHANNEL = "per token, value head and key channel"
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,11 @@ class Mixer:
                 )
 
     @property
+    def scales_state(self) -> bool:
+        """Whether a path's decay is one number a value head, so that it scales the state."""
+        return self.decay in (Decay.CONSTANT, Decay.SCALAR)
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         """Which of a, b, A_log and dt_bias its gates read; the others are None."""
         said = f"{self.log_decay} {self.write_gate}"
@@ -68,13 +76,21 @@ class Mixer:
 
 _SOFTPLUS = "softplus(a + dt_bias)"
 _GATED = f"-exp(A_log) {_SOFTPLUS}"
-LOG_DECAYS = {Decay.NONE: ("0",), Decay.CONSTANT: ("-exp(A_log)",), Decay.SCALAR: (_GATED,)}
+_BOUNDED = "-5 sigmoid(exp(A_log) (a + dt_bias))"
+LOG_DECAYS = {
+    Decay.NONE: ("0",),
+    Decay.CONSTANT: ("-exp(A_log)",),
+    Decay.SCALAR: (_GATED,),
+    Decay.CHANNEL: (_GATED, _BOUNDED),
+}
 WRITE_GATES = ("1", "sigmoid(b)", "2 sigmoid(b)", _SOFTPLUS)
 ROWS = ("qkv", "vkq")
 
 GDN = Mixer("gdn", decay=Decay.SCALAR, delta=True, log_decay=_GATED, write_gate="sigmoid(b)")
 GDN_NEG = replace(GDN, name="gdn_neg", write_gate="2 sigmoid(b)")  # negative eigenvalues
 DELTANET = replace(GDN, name="deltanet", decay=Decay.NONE, log_decay="0")
+KDA = replace(GDN, name="kda", decay=Decay.CHANNEL)
+KDA_BOUNDED = replace(KDA, name="kda_bounded", log_decay=_BOUNDED)
 MAMBA2 = Mixer(
     "mamba2",
     decay=Decay.SCALAR,
@@ -94,7 +110,8 @@ LIGHTNING = Mixer(
     convolved=False,
     unit_keys=False,
 )
-MIXERS = {mixer.name: mixer for mixer in (GDN, GDN_NEG, DELTANET, MAMBA2, LIGHTNING)}
+_ALL = (GDN, GDN_NEG, DELTANET, KDA, KDA_BOUNDED, MAMBA2, LIGHTNING)
+MIXERS = {mixer.name: mixer for mixer in _ALL}
 
 
 def find_mixer(name: str) -> Mixer:

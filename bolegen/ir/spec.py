@@ -129,7 +129,7 @@ class LayerSpec:
 
     @property
     def gates(self) -> int:
-        """Float32 gates that a node and value head keep until acceptance."""
+        """Float32 gates that a node and value head keep until acceptance, channels apart."""
         log_decay = self.mixer.decay is Decay.SCALAR
         return log_decay + (self.factors == "replay" and self.mixer.write_gate != "1")
 
@@ -144,6 +144,8 @@ class LayerSpec:
         heads = self.gates * self.value_heads
         if self.factors == "pku":
             heads += self.key_heads * self.d_k + self.value_heads * self.d_v
+        if self.mixer.decay is Decay.CHANNEL:
+            heads += self.value_heads * self.d_k
         return self.keeps_rows * self.row_bytes + heads * 4
 
 

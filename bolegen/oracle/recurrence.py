@@ -46,10 +46,10 @@ def recurrence(
 
     S_i = e^g_i S_p(i) + k_i u_i^T, u_i = beta_i (v_i - e^g_i S_p(i)^T k_i), o_i = S_i^T q_i
     (docs/theory.md; Bole, section II-A); without a delta term u_i = beta_i v_i; with a skip
-    o_i gains D v_i, ``D`` [Hv]. ``q``, ``k`` [T, Hk, d_k] after the norm, ``v``
-    [T, Hv, d_v], ``log_decay`` and ``beta`` [T, Hv], ``state`` [Hv, d_v, d_k], the pool's
-    layout, that is S transposed. Value head h uses key head h // (Hv / Hk). Raises TreeError
-    for parents that are no tree or a live mask with holes.
+    o_i gains D v_i, ``D`` [Hv]. ``q``, ``k`` [T, Hk, d_k] after the norm, ``v`` [T, Hv, d_v],
+    ``log_decay`` [T, Hv], or [T, Hv, d_k] by key channel, ``beta`` [T, Hv], ``state``
+    [Hv, d_v, d_k], the pool's layout, that is S transposed. Value head h uses key head
+    h // (Hv / Hk). Raises TreeError for parents that are no tree or a live mask with holes.
     """
     q, k, v, decay, beta = _spread(q, k, v, log_decay, beta)
     o, u = np.zeros_like(v), np.zeros_like(v)
@@ -60,7 +60,7 @@ def recurrence(
     alive: dict[int, Array] = {-1: as_float(state)}
     for node in order:
         parent = int(parents[node])
-        decayed = alive[parent] * decay[node, :, None, None]
+        decayed = alive[parent] * decay[node]
         known = _apply(decayed, k[node]) if mixer.delta else 0
         u[node] = beta[node, :, None] * (v[node] - known)
         decayed += u[node, :, :, None] * k[node, :, None, :]
@@ -135,7 +135,7 @@ def committed_state(
     _, k, v, decay, beta = _spread(k, k, v, log_decay, beta)
     current = as_float(state).copy()
     for node in find_path(parents, last_node, live=live):
-        current *= decay[node, :, None, None]
+        current *= decay[node]
         known = _apply(current, k[node]) if mixer.delta else 0
         u = beta[node, :, None] * (v[node] - known)
         current += u[:, :, None] * k[node, :, None, :]
@@ -145,11 +145,13 @@ def committed_state(
 def _spread(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, log_decay: ArrayLike, beta: ArrayLike
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Float64 operands with keys repeated for every value head, and the decay itself."""
+    """Float64 operands with keys repeated for every value head, and the decay of a state."""
     v = as_float(v)
     ratio = v.shape[1] // np.shape(k)[1]
     q, k = (np.repeat(as_float(x), ratio, axis=1) for x in (q, k))
-    return q, k, v, np.exp(as_float(log_decay)), as_float(beta)
+    decay = np.exp(as_float(log_decay))
+    decay = decay[:, :, None] if decay.ndim == 3 else decay[:, :, None, None]
+    return q, k, v, decay, as_float(beta)
 
 
 def _apply(state: Array, row: Array) -> Array:

@@ -166,19 +166,15 @@ def _check_u(
     """|dU| <= 5e-6 (|D_beta V| + |D_beta D_P K S|) over a head: U itself may cancel."""
     k, v, g, beta, state = known
     live = np.ones(len(v), bool) if r.live is None else r.live[row].cpu().numpy()
-    ratio = v.shape[1] // k.shape[1]
+    ratio, mixer = v.shape[1] // k.shape[1], find_mixer(m.MODULE.mixer)
     sums = np.zeros_like(g)
     for node in np.flatnonzero(live):
         parent = r.trees[row][node]
         sums[node] = g[node] + (sums[parent] if parent >= 0 else 0)
     for head in range(v.shape[1]):
         write = beta[:, head, None]
-        part = (
-            find_mixer(m.MODULE.mixer).delta
-            * write
-            * np.exp(sums[:, head, None])
-            * (k[:, head // ratio] @ state[head].T)
-        )
+        reach = np.exp(sums[:, head].reshape(len(sums), -1))
+        part = mixer.delta * write * ((reach * k[:, head // ratio]) @ state[head].T)
         parts = (write * v[:, head])[live], part[live]
         limit = LIMIT * float(sum(np.linalg.norm(each) for each in parts))
         error = (got[: len(want), head] - want[:, head])[live]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bolegen.codegen import EmittedModule, compile_template
-from bolegen.ir import LayerSpec, Solver, find_mixer
+from bolegen.ir import Decay, LayerSpec, Solver, find_mixer
 from support.judge import Worst, check_commit, check_verify, same_bits
 
 __all__ = [
@@ -181,6 +181,7 @@ def make_round(
     hk, hv = module.heads
     dk, dv = module.dims
     c = 2 * hk * dk + hv * dv
+    channels = (dk,) if find_mixer(module.mixer).decay is Decay.CHANNEL else ()
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=gen)
@@ -196,11 +197,11 @@ def make_round(
     window = normal(layers, slots, c, module.conv - 1)
     made = Round(
         x=x.to(module.dtype),
-        a=(step * normal(layers, batch, t, hv)).to(module.dtype),
+        a=(step * normal(layers, batch, t, hv, *channels)).to(module.dtype),
         b=(write + normal(layers, batch, t, hv)).to(module.dtype),
         conv_weight=(0.5 * normal(layers, c, module.conv)).to(module.dtype),
         A_log=rate,
-        dt_bias=normal(layers, hv),
+        dt_bias=normal(layers, hv, *channels),
         state=(0.3 * normal(layers, slots, hv, dv, dk)).to(module.state_dtype),
         conv_state=window.to(module.dtype),
         slots=torch.randperm(slots, generator=gen)[:batch],

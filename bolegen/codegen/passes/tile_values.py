@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from bolegen.errors import SpecError
-from bolegen.ir import PORTABLE_SMEM, Tiling, TreePlan
+from bolegen.ir import PORTABLE_SMEM, Decay, Tiling, TreePlan
 
 __all__ = ["tile_values"]
 
@@ -35,7 +35,13 @@ def tile_values(plan: TreePlan) -> TreePlan:
     while b_r > 16 and 3 * b_r * d_k * plan.spec.dtype.bytes > smem:
         b_r //= 2
     rolled = _is_rolled(plan, b_r)
-    shares = plan.spec.mixer.delta and len(plan.columns) == 1 and plan.rows <= b_r
+    mixer = plan.spec.mixer
+    shares = (
+        mixer.delta
+        and mixer.decay is not Decay.CHANNEL
+        and len(plan.columns) == 1
+        and plan.rows <= b_r
+    )
     tiling = Tiling(
         b_n=8,
         b_r=b_r,
