@@ -36,6 +36,7 @@ TEMPLATES = (
     "factor",
     "solve",
     "commit",
+    "accept",
     "memory",
     "calls",
     "checks",

@@ -6,7 +6,7 @@ __all__ = ["kernels_of"]
 
 
 def kernels_of(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
-    """trace, prepare, factor, solve (alone, and factor inside) and commit, in launch order."""
+    """trace, prepare, factor, solve (alone, factor or a commit inside) and commit, in order."""
     tiling = plan.tiling
     kernels = [
         Kernel(f"trace_{name}", _trace(plan), 1, 1),
@@ -14,6 +14,7 @@ def kernels_of(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
         Kernel(f"factor_{name}", _factor(plan), tiling.warps_factor, 1),
         Kernel(f"solve_{name}", _solve(plan), tiling.warps_solve, tiling.stages, tiling.maxnreg),
         *_merged(plan, name),
+        _folded(plan, name),
         Kernel(f"commit_{name}", _commit(plan), tiling.warps_commit, 1, tiling.maxnreg_commit),
     ]
     return tuple(kernels)
@@ -69,6 +70,7 @@ def _prepare(plan: TreePlan) -> tuple[Param, ...]:
         *_pointers("*i64", "slots"),
         *_pointers("*i8", "live"),
         *_given(plan, "*i32", "parents"),
+        *_absent("pending_nodes", "pending_live", "pending_parents", "pending_rows"),
         *_pointers(x, "qkv", "rows"),
         *(_pointers(x, "kept") if replay else _absent("kept")),
         *_pointers("*fp32", "gates"),
@@ -105,7 +107,32 @@ def _merged(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
     return (Kernel(f"solve_{name}", params, tiling.warps_solve, tiling.stages, label="merged"),)
 
 
-def _solve(plan: TreePlan, merged: bool = False) -> tuple[Param, ...]:
+def _folded(plan: TreePlan, name: str) -> Kernel:
+    """The solve that first commits the round before; it runs under commit's cap of registers."""
+    tiling = plan.tiling
+    return Kernel(
+        f"solve_{name}",
+        _solve(plan, folded=True),
+        tiling.warps_solve,
+        tiling.stages,
+        tiling.maxnreg_commit,
+        label="folded",
+    )
+
+
+def _pending(plan: TreePlan, folded: bool) -> tuple[Param, ...]:
+    x, kinds = plan.spec.dtype.pointer, {"nodes": "*i64", "live": "*i8"}
+    if not plan.tree.is_static:
+        kinds["parents"] = "*i32"
+    kinds |= {"rows": x, "gates": "*fp32"}
+    kinds |= {"kept": x} if plan.spec.factors == "replay" else {"keys": "*fp32", "u": "*fp32"}
+    names = ("nodes", "live", "parents", "rows", "kept", "gates", "keys", "u")
+    kind = {name: kinds.get(name, "constexpr") if folded else "constexpr" for name in names}
+    window = _pointers(x, "window") if folded else _absent("window")
+    return (*(Param(f"pending_{name}", kind[name]) for name in names), *window, *_strides("window"))
+
+
+def _solve(plan: TreePlan, merged: bool = False, folded: bool = False) -> tuple[Param, ...]:
     static = plan.tree.is_static
     nodes = () if static else (Param("nodes", "i32", aligned=False),)
     replay = plan.spec.factors == "replay"
@@ -121,6 +148,7 @@ def _solve(plan: TreePlan, merged: bool = False) -> tuple[Param, ...]:
         *_pointers("*fp32", "scales"),
         *(_absent("u") if replay else _pointers("*fp32", "u")),
         *_pointers(plan.spec.dtype.pointer, "out"),
+        *_pending(plan, folded),
         *nodes,
         *_strides("slot", "ob", "ot", "oh"),
         *_constants(MERGED=merged, OVERLAP=False),
