@@ -129,7 +129,11 @@ def _pending(plan: TreePlan, folded: bool) -> tuple[Param, ...]:
     names = ("nodes", "live", "parents", "rows", "kept", "gates", "keys", "u")
     kind = {name: kinds.get(name, "constexpr") if folded else "constexpr" for name in names}
     window = _pointers(x, "window") if folded else _absent("window")
-    return (*(Param(f"pending_{name}", kind[name]) for name in names), *window, *_strides("window"))
+    return (
+        *(Param(f"pending_{name}", kind[name]) for name in names),
+        *window,
+        *_strides("window"),
+    )
 
 
 def _solve(plan: TreePlan, merged: bool = False, folded: bool = False) -> tuple[Param, ...]:
