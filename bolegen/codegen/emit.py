@@ -39,6 +39,7 @@ TEMPLATES = (
     "accept",
     "memory",
     "calls",
+    "commits",
     "checks",
 )
 _NO_DIGEST = "0" * 16

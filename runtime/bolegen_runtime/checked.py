@@ -42,9 +42,9 @@ class CheckedModule(ModuleType):
     Verify: convolved rows and outputs against the recurrence from the same pools, zeros for dead
     and padded rows, pools unchanged. Commit: every written state and window from what verify was
     given, every other slot unchanged; each layer verified since the last commit, from the same
-    slots, which have not changed since; flush and a pending round likewise. Raises CheckedError,
-    which names layer, request, slot, head, node and error over limit, after the launch; ValueError
-    for a module without bounds.
+    slots, which have not changed since; likewise flush, and what is pending. Raises CheckedError,
+    which names layer, request, slot, head, node and error over limit, after the launch;
+    ValueError for a module without bounds.
     """
 
     def __init__(self, module: ModuleType) -> None:

@@ -83,10 +83,10 @@ def test_folded_rounds_are_those_that_commit_at_once(
     rounds = draw(m)
     turn = start(wrap(m), rounds[0], claims=claims)
     outs = [out for r, last in zip(rounds, LASTS, strict=True) for out in play(turn, r, last)]
-    assert turn.pending
     assert not same_bits(rounds[0].state, apart[-2])
     turn.flush(rounds[0].slots)
-    assert not turn.pending
+    with pytest.raises(LifetimeError, match="nothing is pending"):
+        turn.flush(rounds[0].slots)
     assert_all_same([*outs, rounds[0].state, rounds[0].conv_state], apart)
 
 
