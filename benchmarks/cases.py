@@ -62,7 +62,7 @@ NUMERICS: dict[str, dict[str, Any]] = {
 class Case:
     """One row of the comparison: a suite, a model, a tree and a batch."""
 
-    suite: str  # verify, commit, accuracy or scaling
+    suite: str  # verify, commit, round, accuracy or scaling
     model: str
     tree: str
     batch: int
@@ -74,6 +74,11 @@ class Case:
         """Its name, as ``--only`` matches it."""
         name = f"{self.suite}/{self.model}/{self.tree}/B{self.batch}/{self.state}"
         return f"{name}/{self.numerics}" if self.suite == "accuracy" else name
+
+    @property
+    def whole(self) -> bool:
+        """Whether one run covers all layers of the model."""
+        return self.suite in ("commit", "round")
 
     @property
     def runtime(self) -> bool:
@@ -129,6 +134,7 @@ def list_cases() -> Iterator[Case]:
         yield from (Case("commit", model, "333", batch) for batch in batches)
         if model == "9B":
             yield from (Case("commit", model, "eagle64", batch) for batch in batches)
+            yield from (Case("round", model, "333", batch) for batch in batches)
             yield from (Case("verify", model, "333", batch, "bf16") for batch in batches)
     yield from list_accuracy()
 

@@ -35,7 +35,7 @@ from benchmarks.timing import (  # noqa: E402
     replay_times,
     spin_up,
 )
-from benchmarks.traffic import copy_seconds, floor_bytes  # noqa: E402
+from benchmarks.traffic import copy_seconds, floor_bytes, round_bytes  # noqa: E402
 
 __all__ = ["main"]
 
@@ -140,7 +140,7 @@ class _Run:
         r = contest.draw(case, "cuda")
         common, exact = _common(case, r), contest.remember(r)
         mine, entries = contest.ours(case, r, exact)
-        sets = 1 if case.suite == "commit" else r.sets
+        sets = 1 if case.whole else r.sets
         for entry in entries:
             system = entry()
             yield common | self._time(system, sets) | _about_ours(mine, system, r, self.about)
@@ -198,6 +198,8 @@ def _about_ours(mine: Ours, system: System, r: Operands, about: dict[str, Any]) 
     if r.case.suite == "commit":
         moved = 2 * r.sets * r.case.batch * r.state[0, 0].numel() * r.state.element_size()
         return found | {"floor_us": round(moved * 1e-6 / about["copy_TBps"], 3)}
+    if r.case.suite == "round":
+        return found | {"floor_us": round(round_bytes(r) * 1e-6 / about["copy_TBps"], 3)}
     moved = floor_bytes(r, convolved=system.name == "ours.solve")
     found["floor_us"] = round(moved * 1e-6 / about["copy_TBps"], 3)
     if r.case.suite == "accuracy":

@@ -19,10 +19,12 @@ from benchmarks.cases import Case
 from benchmarks.operands import STATES, Operands, draw_operands
 from benchmarks.peers.calls import CONV_MAX_NODES, Commit, Replay, Serial
 from benchmarks.peers.flashinfer import FlashInfer
+from benchmarks.peers.rounds import SerialRound
 from benchmarks.reference import Exact, solve_exactly
 from benchmarks.systems import Ours, System
 from benchmarks.timing import count_sets
 from benchmarks.traffic import traffic
+from benchmarks.two_rounds import OurRound
 from support.rounds import import_module
 
 __all__ = ["build_ahead", "build_task", "draw", "list_tasks", "ours", "peers", "remember"]
@@ -35,11 +37,11 @@ Reference = Callable[[int], Exact]
 
 
 def draw(case: Case, device: str) -> Operands:
-    """Operands of enough layers: all of them for a commit, else what outgrows the L2 cache."""
+    """Operands of enough layers: all, where a run covers them, else more than L2 holds."""
     shape = case.shape
     head_bytes = shape.d_v * shape.d_k * STATES[case.state].itemsize
     sets = count_sets(case.batch * shape.value_heads * head_bytes)
-    return draw_operands(case, shape.layers if case.suite == "commit" else sets, device)
+    return draw_operands(case, shape.layers if case.whole else sets, device)
 
 
 def ours(case: Case, r: Operands, exact: Reference) -> tuple[Ours, list[Entry]]:
@@ -47,6 +49,9 @@ def ours(case: Case, r: Operands, exact: Reference) -> tuple[Ours, list[Entry]]:
     mine = Ours(import_module(case.compile()), r, exact)
     if case.suite == "commit":
         return mine, [mine.commit]
+    if case.suite == "round":
+        both = OurRound(mine)
+        return mine, [both.apart, both.folded]
     entries: list[Entry] = [mine.verify, mine.verify_qkv]
     if case.suite == "verify" and not case.runtime:
         entries += [partial(traffic, r, deltas=deltas) for deltas in (False, True)]
@@ -62,6 +67,8 @@ def peers(
     """
     if case.suite == "commit":
         yield Commit(r).commit
+    if case.suite == "round":
+        yield SerialRound(r, exact).round
     if case.suite != "verify" or case.runtime:
         return
     serial = Serial(r, exact)

@@ -12,7 +12,16 @@ import torch
 
 from benchmarks.cases import Case
 
-__all__ = ["CONV", "DTYPE", "STATES", "Operands", "convolve", "draw_operands", "split_rows"]
+__all__ = [
+    "CONV",
+    "DTYPE",
+    "STATES",
+    "Operands",
+    "convolve",
+    "draw_operands",
+    "draw_rows",
+    "split_rows",
+]
 
 CONV = 4
 DTYPE = torch.bfloat16
@@ -70,7 +79,7 @@ def draw_operands(case: Case, sets: int, device: str, seed: int = 0) -> Operands
     own[own == 0] = 1 / 64  # else the root's value would not change when its row is drawn again
     windows = _on_grid(normal(sets, batch + 1, channels, CONV - 1), 16, 4)
     slots = torch.randperm(batch + 1, generator=gen, device=device)[:batch]
-    drawn = [_draw_rows(gen, windows[i, slots], weight, parents) for i in range(sets)]
+    drawn = [draw_rows(gen, windows[i, slots], weight, parents) for i in range(sets)]
     deepest = _deepest(parents)
     return Operands(
         case=case,
@@ -134,7 +143,7 @@ def _on_grid(values: torch.Tensor, steps: int, limit: int) -> torch.Tensor:
     return ((values * steps).round() / steps).clamp(-limit, limit).to(DTYPE)
 
 
-def _draw_rows(
+def draw_rows(
     gen: torch.Generator, windows: torch.Tensor, weight: torch.Tensor, parents: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Raw rows [B, T, C] and what the convolution makes of them, rounded once."""

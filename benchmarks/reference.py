@@ -11,7 +11,14 @@ import torch
 from benchmarks.operands import Operands, split_rows
 from bolegen_runtime.contract import LIMIT
 
-__all__ = ["Exact", "over_contract", "over_relative", "relative_error", "solve_exactly"]
+__all__ = [
+    "Exact",
+    "committed_window",
+    "over_contract",
+    "over_relative",
+    "relative_error",
+    "solve_exactly",
+]
 
 _CHUNK_BYTES = 8 << 30
 
@@ -32,7 +39,7 @@ def solve_exactly(r: Operands, layer: int) -> Exact:
     rows = max(1, _CHUNK_BYTES // (len(r.parents) * node_bytes))
     parts = [_solve(r, layer, slice(at, at + rows)) for at in range(0, r.case.batch, rows)]
     o, state = (torch.cat(part) for part in zip(*parts, strict=True))
-    return Exact(o, state, _window(r, layer))
+    return Exact(o, state, committed_window(r, layer))
 
 
 def over_contract(
@@ -90,7 +97,7 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
-def _window(r: Operands, layer: int) -> torch.Tensor:
+def committed_window(r: Operands, layer: int) -> torch.Tensor:
     """The committed windows after the path to the accepted nodes."""
     windows = []
     for row, node in enumerate(r.last.tolist()):

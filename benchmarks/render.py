@@ -111,6 +111,7 @@ def tables(lines: Lines) -> str:
         _chains(lines),
         _runtime(lines),
         _commits(lines),
+        _rounds(lines),
         _scaling(lines),
         _compiles(lines),
         _left_out(lines),
@@ -217,6 +218,19 @@ def _commits(lines: Lines) -> str:
                      _ratio(theirs, mine)])  # fmt: skip
     head = [*_NAME, "layers", "floor", "SGLang's scatters", "ours", "speed-up"]
     return _table("Commit of all layers, convolution windows included, us", head, rows)
+
+
+def _rounds(lines: Lines) -> str:
+    """A commit and the verify after it, apart and as one; a run covers all layers."""
+    rows = []
+    for line in lines.cases("round"):
+        case, names = line["case"], ("sglang.round", "ours.apart", "ours.folded")
+        theirs, apart, folded = all_us = [lines.us(case, name) for name in names]
+        all_us.insert(0, lines.of(case, names[2], "floor_us"))
+        rows.append([*_name(line), *(_us(us and us / line["layers"]) for us in all_us),
+                     _ratio(apart, folded), _ratio(theirs, folded)])  # fmt: skip
+    head = [*_NAME, "floor", "SGLang", "two steps", "folded", "over two steps", "over SGLang"]
+    return _table("Round: commit of the last one and verify, us a layer", head, rows)
 
 
 def _scaling(lines: Lines) -> str:

@@ -54,7 +54,7 @@ class Ours:
 
     def verify(self) -> System:
         """Everything, the convolution included."""
-        return System("ours.core", self._verify, self._judge, self._poison)
+        return System("ours.core", self.run_layer, self._judge, self._poison)
 
     def verify_qkv(self) -> System:
         """Factors and solve on convolved rows."""
@@ -66,10 +66,11 @@ class Ours:
         self.drawn = r.state.clone(), r.windows.clone()
         self.pools = r.state.clone(), r.windows.clone()
         for layer in range(r.sets):
-            self._verify(layer)
+            self.run_layer(layer)
         return System("ours.commit", self._commit, self._judge_commit, self._restore, r.sets)
 
-    def _verify(self, i: int) -> torch.Tensor:
+    def run_layer(self, i: int) -> torch.Tensor:
+        """Verify of one layer, the convolution included."""
         r = self.r
         out: torch.Tensor = self.module.verify(
             r.x[i], r.a[i], r.b[i], r.weight, r.A_log, r.dt_bias, r.state[i], r.windows[i],
@@ -99,7 +100,7 @@ class Ours:
             found = {"o": over_relative(out, exact.o, (1, 3), _BF16_READOUT)}
         else:
             found = {"o": over_contract(out, exact.o, (1, 3), self.limit)}
-        return found | self._judge_pools(i, *self._committed(i))
+        return found | self.judge_pools(i, *self._committed(i))
 
     def errors(self, i: int) -> dict[str, float]:
         """Relative errors of what layer i was last given and of the state that it commits."""
@@ -118,9 +119,10 @@ class Ours:
         self.module.commit(self.factors, state, windows, r.slots, r.last)
         return state, windows
 
-    def _judge_pools(
+    def judge_pools(
         self, i: int, state: torch.Tensor, windows: torch.Tensor | None
     ) -> dict[str, float]:
+        """One layer of pools that the accepted nodes were committed to."""
         exact, slots = self.exact(i), self.r.slots.long()
         found = {"state": over_contract(state[i, slots], exact.state, (2, 3))}
         if windows is not None:
@@ -138,4 +140,4 @@ class Ours:
             pool.copy_(drawn)
 
     def _judge_commit(self, _: int, __: torch.Tensor) -> dict[str, float]:
-        return self._judge_pools(self.r.sets - 1, *self.pools)
+        return self.judge_pools(self.r.sets - 1, *self.pools)

@@ -8,10 +8,11 @@ import torch
 import triton
 import triton.language as tl
 
+from benchmarks.cases import tree_depth
 from benchmarks.operands import Operands, split_rows
 from benchmarks.systems import System
 
-__all__ = ["copy_seconds", "floor_bytes", "traffic"]
+__all__ = ["copy_seconds", "floor_bytes", "round_bytes", "traffic"]
 
 _COPY_BYTES = 2 << 30
 _BLOCKS = ((2048, 4), (4096, 8), (8192, 8))  # elements, warps
@@ -117,3 +118,14 @@ def floor_bytes(r: Operands, *, convolved: bool) -> int:
     state = shape.d_v * shape.d_k * r.state.element_size()
     out = shape.d_v * r.x.element_size()
     return case.batch * shape.value_heads * state + nodes * (row + shape.value_heads * out)
+
+
+def round_bytes(r: Operands) -> int:
+    """Bytes that all layers must move to commit one round and verify the next: the state read and
+    written once, windows written, and the stored rows of the accepted path read.
+    """
+    case, shape = r.case, r.case.shape
+    state = shape.value_heads * shape.d_v * shape.d_k * r.state.element_size()
+    window = r.windows[0, 0].numel() * r.windows.element_size()
+    path = (tree_depth(r.parents) + 1) * case.spec.factor_bytes
+    return r.sets * (floor_bytes(r, convolved=False) + case.batch * (state + window + path))

@@ -14,6 +14,7 @@ _ROWS = {
     "states": "a slot each in the pools",
     "factors": "until acceptance",
     "scratch": "one layer's, reused by all",
+    "folded": "factors and scratch again, where verify commits the round before",
     "graphs": "in and out of a GraphPool, if one is used",
     "snapshots": "what engines keep in place of factors",
 }
@@ -34,7 +35,8 @@ class MemoryPlan:
 
     ``states``: one slot a request of the engine's pools, state and convolution window.
     ``factors``: until acceptance, and ``scratch``: one layer's; the two are all that the module's
-    allocate(batch, layers) takes. ``graphs``: arguments and outputs of a GraphPool, where one is
+    allocate(batch, layers) takes. ``folded``: a second allocate, where commit is left to the next
+    verify. ``graphs``: arguments and outputs of a GraphPool, where one is
     used. ``snapshots``: a state and a window a node, what engines keep in place of factors.
     """
 
@@ -56,6 +58,12 @@ class MemoryPlan:
     def scratch(self) -> Share:
         """Factors.scratch_bytes of the module."""
         return self._share(Lifetime.SCRATCH)
+
+    @property
+    def folded(self) -> Share:
+        """The other buffer of two rounds that are alive at once."""
+        one, two = self.factors, self.scratch
+        return Share(one.request + two.request, one.fixed + two.fixed, one.total + two.total)
 
     @property
     def graphs(self) -> Share:

@@ -35,7 +35,7 @@ _WHY = """On NVIDIA a solve of bf16 operands is capped at 128 or 168 registers, 
 168, so that four or three programs share a multiprocessor (`Tiling.maxnreg`,
 `maxnreg_commit`); the few values that do not fit under a cap are the price of that. `merged` is
 the solve of one request where it cannot start beside factor: it does factor's work as well, and
-has no cap.
+has no cap. `folded` is the solve that commits the round before first, under commit's cap.
 What spills:
 
 """

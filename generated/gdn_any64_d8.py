@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    27eee665b8d35296
+digest    ca6a9403416543ce
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["MODULE", "Factors", "Module", "allocate", "commit", "verify", "verify_qkv"]
+__all__ = ["MODULE", "Factors", "Module", "allocate", "commit", "flush", "verify", "verify_qkv"]
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ MODULE = Module(
     contract="fp32",
     readout="split",
     factors="replay",
-    schedules=("tiled",),
-    digest="27eee665b8d35296",
+    schedules=("tiled", "folded"),
+    digest="ca6a9403416543ce",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -400,6 +400,9 @@ def _prepare_rows(
     slot,
     window,
     stride_slot,
+    last,
+    p_pending,
+    pending_parents,
     weight,
     bias,
     parents,
@@ -433,9 +436,18 @@ def _prepare_rows(
     if CONVOLVE:
         # the committed window lies before the root, so that a path runs on into it
         p_w = window + slot * stride_slot + (c + o_d) * (W - 1)
-        b_c0 = tl.load(p_w, mask=m_d, other=0.0)
-        b_c1 = tl.load(p_w + 1, mask=m_d, other=0.0)
-        b_c2 = tl.load(p_w + 2, mask=m_d, other=0.0)
+        b_c0 = tl.load(p_w, mask=m_d & (last < 0), other=0.0)
+        b_c1 = tl.load(p_w + 1, mask=m_d & (last < 0), other=0.0)
+        b_c2 = tl.load(p_w + 2, mask=m_d & (last < 0), other=0.0)
+        if p_pending is not None:
+            # not there yet: the last rows of the path that solve commits
+            p_w = p_pending + c + o_d
+            m_c = m_d & (last >= 0)
+            b_c2 = tl.load(p_w + last * C, mask=m_c, other=b_c2)
+            last = _above(pending_parents, last)
+            b_c1 = tl.load(p_w + last * C, mask=m_c, other=b_c1)
+            last = _above(pending_parents, last)
+            b_c0 = tl.load(p_w + last * C, mask=m_c, other=b_c0)
         tl.store(p_rows + o_x, b_given, mask=m_x)
         tl.store(p_rows - 3 * C + o_d, b_c0, mask=m_d)
         tl.store(p_rows - 2 * C + o_d, b_c1, mask=m_d)
@@ -483,6 +495,10 @@ def prepare_gdn_any64_d8(
     slots,
     live,
     parents,
+    pending_nodes,
+    pending_live,
+    pending_parents,
+    pending_rows,
     qkv,
     rows,
     kept,
@@ -544,6 +560,12 @@ def prepare_gdn_any64_d8(
     i_x = i_b * ((T + W - 1) * C) + (W - 1) * C
     p_qkv = qkv + i_x
     p_rows = rows + i_x
+    last = -1
+    p_pending = None
+    if pending_nodes is not None:
+        last = _accepted(pending_nodes, pending_live, i_b)
+        p_pending = pending_rows + i_x
+        pending_parents = pending_parents + i_b * T
     if i_r < 2 * HK:
         i_k = (i_r % HK).to(tl.int64)
         p_x = q + i_b * stride_qb + i_k * stride_qh
@@ -557,6 +579,9 @@ def prepare_gdn_any64_d8(
             slot,
             window,
             stride_slot,
+            last,
+            p_pending,
+            pending_parents,
             weight,
             bias,
             parents,
@@ -582,6 +607,9 @@ def prepare_gdn_any64_d8(
             slot,
             window,
             stride_slot,
+            last,
+            p_pending,
+            pending_parents,
             weight,
             bias,
             parents,
@@ -845,6 +873,16 @@ def solve_gdn_any64_d8(
     scales,
     u,
     out,
+    pending_nodes,
+    pending_live,
+    pending_parents,
+    pending_rows,
+    pending_kept,
+    pending_gates,
+    pending_keys,
+    pending_u,
+    window,
+    stride_window,
     nodes,
     stride_slot,
     stride_ob,
@@ -859,6 +897,7 @@ def solve_gdn_any64_d8(
 
     Grid (DV / 64, Hv, B).  MERGED: no factor kernel ran; every value tile forms Y itself.
     OVERLAP: factor may still run; what it stores is read after gdc_wait().
+    pending_nodes: first commit these nodes of the round before; nothing else reads this tile.
     """
     i_v, i_h, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     i_k = i_h // 2
@@ -876,6 +915,25 @@ def solve_gdn_any64_d8(
         if OVERLAP:
             gdc_wait()
         return
+    if pending_nodes is not None:
+        last = _accepted(pending_nodes, pending_live, i_b)
+        if last >= 0:
+            _commit_pending(
+                p_s,
+                None if window is None else window + slot * stride_window,
+                last,
+                pending_parents,
+                pending_rows,
+                pending_kept,
+                pending_gates,
+                pending_keys,
+                pending_u,
+                i_b,
+                i_h,
+                i_v,
+            )
+        # other threads read what this one has written
+        tl.debug_barrier()
     if MERGED:
         i_p = (i_b * HV + i_h) * 2 + i_v
         p_prod = products + i_p * (COLUMNS * COLUMNS)
@@ -1077,7 +1135,7 @@ def _commit_state(
         b_u = b_u - (scale * tl.rsqrt(b_kk)) * _sum_over_d(b_s * b_key)
         b_u = gate * tl.rsqrt(b_kk * scale * scale) * b_u
         b_s += b_u[None, :, None] * b_key
-        if i + 1 == n_track:
+        if p_track is not None and i + 1 == n_track:
             tl.store(p_track, (b_s * scale).to(tl.float32), mask=m_s)
     tl.store(p_s, (b_s * scale).to(tl.float32), mask=m_s)
 
@@ -1163,6 +1221,56 @@ def commit_gdn_any64_d8(
         2 * HK * DK + i_h * DV + o_v,
         m_v,
         CONVOLVED,
+    )
+
+
+@triton.jit
+def _commit_pending(
+    p_s,
+    p_w,
+    last,
+    parents,
+    rows,
+    kept,
+    gates,
+    keys,
+    u,
+    i_b,
+    i_h,
+    i_v,
+):
+    """The round before, in place: a value tile of row i_b's state and a share of its window."""
+    i_k = i_h // 2
+    o_v = i_v * 64 + tl.arange(0, 64)
+    m_v = o_v < DV
+    o_d = tl.arange(0, 4)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    m_d = o_d < DK
+    m_s = m_d[:, None, :] & m_v[None, :, None]
+    # spread over warps as in commit
+    p_s = tl.max_contiguous(p_s + o_v[None, :, None] * DK + o_d[:, None, :], [1, 2, 32])
+    b_s = tl.load(p_s, mask=m_s, other=0.0).to(tl.float32)
+    parents = parents + i_b * T
+    b_up, n = _path(parents, last)
+    p_rows = rows + i_b * ((T + W - 1) * C) + (W - 1) * C
+    if p_w is not None:
+        o_c = (i_h * 2 + i_v) * 128 + tl.arange(0, 128)
+        _commit_window(p_w, p_rows, b_up, n, n, o_c, o_c < C)
+    _commit_state(
+        p_s,
+        b_s,
+        m_s,
+        None,
+        0,
+        p_rows,
+        kept,
+        gates + i_b * (T * 2 * HV) + i_h,
+        b_up,
+        n,
+        (HK + i_k) * DK + o_d,
+        m_d,
+        2 * HK * DK + i_h * DV + o_v,
+        m_v,
+        p_w is None,
     )
 
 
@@ -1299,6 +1407,7 @@ def verify(
     live=None,
     out=None,
     schedule=None,
+    pending=None,
 ):
     """Score every node of B trees from their slots' states: out [B, T, Hv, dv] in x's dtype.
 
@@ -1307,6 +1416,9 @@ def verify(
     conv_state [slots, C, W-1] (oldest first) are only read.  slots [B], negative = padded row.
     parents [B, T], -1 at node 0.
     live [B, T] bool, prefix-closed, None = all.  Dead and padded rows give zeros.
+    pending (factors, last_node [B]): what commit() of the round before would have been given, row
+    by row; its factors are others than this round's.  state and conv_state are then written, bit
+    for bit as that commit would: call no commit() for it, and verify every layer so.
     Raises ValueError, before any launch, for a wrong shape, dtype, device or stride.
     """
     if _checks(factors):
@@ -1326,7 +1438,7 @@ def verify(
         (a, b, A_log, dt_bias),
         (conv_weight, conv_bias, conv_state, conv_state.stride(0)),
         (state, slots, factors, layer),
-        (parents, live, out, schedule),
+        (parents, live, out, schedule, pending),
     )
 
 
@@ -1347,6 +1459,7 @@ def verify_qkv(
     live=None,
     out=None,
     schedule=None,
+    pending=None,
 ):
     """verify() for engines with a convolution of their own; commit then takes conv_state=None.
 
@@ -1366,7 +1479,7 @@ def verify_qkv(
         (a, b, A_log, dt_bias),
         (None, None, None, 0),
         (state, slots, factors, layer),
-        (parents, live, out, schedule),
+        (parents, live, out, schedule, pending),
     )
 
 
@@ -1374,7 +1487,7 @@ def _verify(q, k, v, gate, conv, pool, options):
     """Both verifies: q, k, v are (tensor, batch, node and head stride)."""
     a, b, A_log, dt_bias = gate
     state, slots, f, layer = pool
-    parents, live, out, _ = options
+    parents, live, out, _, pending = options
     batch, n = q[0].shape[:2]
     if f.check:
         _check_verify(q[0], n, gate, conv[2], pool, options)
@@ -1401,6 +1514,7 @@ def _verify(q, k, v, gate, conv, pool, options):
             )
         # rows that need no convolution are read from where they are kept
         qkv = f.rows[layer] if f.convolved else f.qkv
+        past = _pending_of(pending, layer)
         masked = True
         # few requests: more programs, of fewer nodes; many: each head's rows fetched once
         tiles = 8 if batch >= 16 else 1
@@ -1421,6 +1535,7 @@ def _verify(q, k, v, gate, conv, pool, options):
             slots,
             f.live,
             f.parents,
+            *past[:4],
             qkv,
             f.rows[layer],
             f.kept[layer],
@@ -1474,6 +1589,8 @@ def _verify(q, k, v, gate, conv, pool, options):
             f.scales,
             None,
             out,
+            *past,
+            *((None, 0) if pending is None else conv[2:]),
             n,
             state.stride(0),
             *out.stride()[:3],
@@ -1483,10 +1600,27 @@ def _verify(q, k, v, gate, conv, pool, options):
             DOT=DOT,
             num_warps=4,
             num_stages=3,
-            **({} if merged else CAP),
+            **({} if merged else CAP if pending is None else COMMIT_CAP),
             **beside,
         )
     return out
+
+
+def _pending_of(pending, layer):
+    """What kernels take of the round before: its accepted nodes, its tree, a layer's factors."""
+    if pending is None:
+        return (None,) * 8
+    f, last_node = pending
+    return (
+        last_node,
+        f.live,
+        f.parents,
+        f.rows[layer],
+        f.kept[layer],
+        f.gates[layer],
+        None,
+        None,
+    )
 
 
 def commit(
@@ -1539,6 +1673,32 @@ def commit(
             num_stages=1,
             **COMMIT_CAP,
         )
+
+
+def flush(
+    factors,
+    state,
+    conv_state,
+    slots,
+    last_node,
+    *,
+    parents=None,
+    track_slots=None,
+    track_node=None,
+) -> None:
+    """commit() of a round that was to be pending, before its slots leave: finished, preempted,
+    or read by others.  Arguments and errors are those of commit(); so are all bits.
+    """
+    commit(
+        factors,
+        state,
+        conv_state,
+        slots,
+        last_node,
+        parents=parents,
+        track_slots=track_slots,
+        track_node=track_node,
+    )
 
 
 def _on(tensor):
@@ -1602,7 +1762,7 @@ def _check_verify(x, n, gate, conv_state, pool, options):
     """Everything but the rows themselves; contents too, outside of graph capture."""
     a, b, A_log, dt_bias = gate
     state, slots, f, layer = pool
-    parents, live, out, schedule = options
+    parents, live, out, schedule, pending = options
     batch, device = x.shape[0], x.device
     rows = "q" if conv_state is None else "x"
     if not 1 <= n <= 64:
@@ -1639,8 +1799,46 @@ def _check_verify(x, n, gate, conv_state, pool, options):
     if live is not None:
         _expect("live", live, (batch, n), (torch.bool,), device)
     _expect("parents", parents, (batch, n), _INTEGERS, device)
+    if pending is not None:
+        _check_pending(pending, pool, conv_state, schedule)
     if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
         _check_contents(state, slots, parents, live)
+        if pending is not None and batch and int(pending[1].max()) >= 0:
+            _check_kind(pending[0], conv_state)
+
+
+def _check_pending(pending, pool, conv_state, schedule):
+    """The round before, in factors of its own; the pools are written for it."""
+    state, slots, f, layer = pool
+    if schedule == "tiled":
+        raise ValueError("pending: expected None under schedule 'tiled', which commits apart")
+    if not isinstance(pending, tuple) or len(pending) != 2:
+        raise ValueError(f"pending: expected (factors, last_node), got {type(pending).__name__}")
+    before, last_node = pending
+    if not isinstance(before, Factors):
+        raise ValueError(
+            f"pending: expected factors of allocate() of {MODULE.name}, "
+            f"got {type(before).__name__}"
+        )
+    if before is f:
+        raise ValueError("pending: expected other factors than this round's, which verify writes")
+    batch, device = slots.shape[0], state.device
+    if batch > before.batch or layer >= before.layers or before.live.device != device:
+        raise ValueError(
+            f"pending: expected factors of layer {layer} and {batch} rows on {device}, got "
+            f"{before.layers} layers and {before.batch} rows on {before.live.device}"
+        )
+    _expect("pending last_node", last_node, (batch,), _INTEGERS, device, (1,))
+    _expect_apart("state", state)
+    if conv_state is not None:
+        _expect_apart("conv_state", conv_state)
+
+
+def _check_kind(before, conv_state):
+    """A round of verify is committed with windows, one of verify_qkv without."""
+    if before.convolved != (conv_state is None):
+        kinds = ("verify_qkv", "verify") if before.convolved else ("verify", "verify_qkv")
+        raise ValueError("pending: factors of {} are not for {}".format(*kinds))
 
 
 def _check_contents(state, slots, parents, live):

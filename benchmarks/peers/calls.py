@@ -64,7 +64,7 @@ class Serial:
     def core(self) -> System:
         """Convolution and recurrence."""
         self.make_windows()
-        return System("sglang.core", self._core, self._judge_core, self.restore)
+        return System("sglang.core", self.run_layer, self.judge_core, self.restore)
 
     def convolution(self) -> System:
         """The convolution alone."""
@@ -121,7 +121,8 @@ class Serial:
     def _solve(self, i: int) -> torch.Tensor:
         return self.recur(i, self.r.rows[i])
 
-    def _core(self, i: int) -> torch.Tensor:
+    def run_layer(self, i: int) -> torch.Tensor:
+        """Convolution and recurrence of one layer."""
         self.convolved = self.convolve(i)  # the last alone is kept: a server would free it
         return self.recur(i, self.convolved)
 
@@ -149,7 +150,8 @@ class Serial:
             "state": over_relative(committed, exact.state, (2, 3), limits[1]),
         }
 
-    def _judge_core(self, i: int, out: torch.Tensor) -> dict[str, float]:
+    def judge_core(self, i: int, out: torch.Tensor) -> dict[str, float]:
+        """Outputs of one layer, and the rows that were convolved last."""
         full = self.r.state.dtype == torch.float32
         limit = _CORE if full else _BF16_SNAPSHOTS
         found = {"o": over_relative(out, self.exact(i).o, (1, 3), limit)}
@@ -258,10 +260,14 @@ class Commit:
         return System("sglang.commit", self._commit, self._judge, self._clear, self.r.sets)
 
     def _commit(self, _: int) -> torch.Tensor:
+        self.scatter_all()
+        return self.pools[0]
+
+    def scatter_all(self) -> None:
+        """Both scatters of all layers."""
         (states, windows), (snapshots, taken) = self.pools, self.taken
         self.scatter(states, snapshots, self.r.slots, self.nodes)
         self.scatter_windows([(windows, taken)], self.r.slots, self.nodes)
-        return states
 
     def _clear(self) -> None:
         for pool in self.pools:

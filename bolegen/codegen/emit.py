@@ -32,13 +32,17 @@ TEMPLATES = (
     "convolve",
     "gates",
     "channels",
+    "rows",
     "prepare",
     "pairs",
     "factor",
     "solve",
+    "replay",
     "commit",
+    "accept",
     "memory",
     "calls",
+    "commits",
     "checks",
 )
 _NO_DIGEST = "0" * 16

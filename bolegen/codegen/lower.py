@@ -89,6 +89,7 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
         "b_t": tiling.b_t,
         "b_d": min(32, dk_p),
         "b_c": power(tiles_of(spec.channels, spec.value_heads * t_tiles)),
+        "b_w": power(tiles_of(spec.channels, spec.value_heads * v_tiles)),
         "b_k": tiling.b_k,
         "b_s": min(64, power(plan.rows)),
         "b_g": tiling.b_g,

@@ -44,6 +44,7 @@ def spell_mixer(plan: TreePlan) -> dict[str, object]:
         "gate_arguments": ("b",) if channel else mixer.arguments,
         "gram_more": ", p_g, parents" if channel else "",
         "gates": spec.gates,
+        "keeps_rows": spec.keeps_rows,
         "gates_width": "2 * HV" if spec.gates == 2 else "HV",
         "planes": f"{len(planes)} * HV" if len(planes) > 1 else "HV" * len(planes),
         "plane": lambda name: _shift(planes.index(name)),
@@ -122,8 +123,8 @@ def _scales(mixer: Mixer, decays: bool, gated: bool) -> dict[str, str]:
 def _arguments(spec: LayerSpec) -> dict[str, object]:
     """Checks of the gates' operands, and the lines that describe the arguments of verify."""
     mixer, have = spec.mixer, spec.mixer.arguments
-    nodes = [name for name in ("a", "b") if name in have]
-    heads = [name for name in ("A_log", "dt_bias") if name in have]
+    nodes: list[str] = [name for name in ("a", "b") if name in have]
+    heads: list[str] = [name for name in ("A_log", "dt_bias") if name in have]
     unused = [name for name in ("a", "b", "A_log", "dt_bias") if name not in have]
     if mixer.decay is Decay.CHANNEL:
         nodes.remove("a")

@@ -5,9 +5,14 @@ from bolegen.ir import Decay, Kernel, Param, TreePlan
 
 __all__ = ["kernels_of"]
 
+_PENDING = tuple(
+    f"pending_{name}"
+    for name in ("nodes", "live", "parents", "rows", "kept", "gates", "keys", "u")
+)
+
 
 def kernels_of(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
-    """trace, prepare, factor, solve (alone, and factor inside) and commit, in launch order."""
+    """trace, prepare, factor, solve (alone, factor or a commit inside) and commit, in order."""
     tiling = plan.tiling
     kernels = [
         Kernel(f"trace_{name}", _trace(plan), 1, 1),
@@ -15,6 +20,7 @@ def kernels_of(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
         Kernel(f"factor_{name}", _factor(plan), tiling.warps_factor, 1),
         Kernel(f"solve_{name}", _solve(plan), tiling.warps_solve, tiling.stages, tiling.maxnreg),
         *_merged(plan, name),
+        _folded(plan, name),
         Kernel(f"commit_{name}", _commit(plan), tiling.warps_commit, 1, tiling.maxnreg_commit),
     ]
     return tuple(kernels)
@@ -80,6 +86,7 @@ def _prepare(plan: TreePlan) -> tuple[Param, ...]:
         *_pointers("*i64", "slots"),
         *_pointers("*i8", "live"),
         *_given(plan, "*i32", "parents"),
+        *(_absent(*_PENDING[:4]) if mixer.convolved else ()),
         *_pointers(x, "qkv"),
         *_where(x, rows=mixer.convolved, kept=mixer.convolved and replay),
         *_where("*fp32", gates=plan.spec.gates > 0),
@@ -114,7 +121,40 @@ def _merged(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
     return (Kernel(f"solve_{name}", params, tiling.warps_solve, tiling.stages, label="merged"),)
 
 
-def _solve(plan: TreePlan, merged: bool = False) -> tuple[Param, ...]:
+def _folded(plan: TreePlan, name: str) -> Kernel:
+    """The solve that first commits the round before; it runs under commit's cap of registers."""
+    tiling = plan.tiling
+    return Kernel(
+        f"solve_{name}",
+        _solve(plan, folded=True),
+        tiling.warps_solve,
+        tiling.stages,
+        tiling.maxnreg_commit,
+        label="folded",
+    )
+
+
+def _pending(plan: TreePlan, folded: bool) -> tuple[Param, ...]:
+    """The round before, in the solve that commits it first."""
+    x, convolved = plan.spec.dtype.pointer, plan.spec.mixer.convolved and folded
+    replay, rates = plan.spec.factors == "replay", [f"pending_{p.name}" for p in _rates(plan)]
+    kept = replay and convolved
+    nodes, live, parents, rows, taps, gates, keys, u = _PENDING
+    return (
+        *_where("*i64", **{nodes: folded}),
+        *_where("*i8", **{live: folded}),
+        *_where("*i32", **{parents: folded and not plan.tree.is_static}),
+        *_where(x, **{rows: folded and plan.spec.keeps_rows, taps: kept}),
+        *_where(
+            "*fp32", **{gates: folded and plan.spec.gates > 0}, **dict.fromkeys(rates, folded)
+        ),
+        *_where("*fp32", **{keys: folded and not replay, u: folded and not replay}),
+        *_where(x, window=convolved),
+        *_strides("window"),
+    )
+
+
+def _solve(plan: TreePlan, merged: bool = False, folded: bool = False) -> tuple[Param, ...]:
     static = plan.tree.is_static
     nodes = () if static else (Param("nodes", "i32", aligned=False),)
     replay = plan.spec.factors == "replay"
@@ -127,6 +167,7 @@ def _solve(plan: TreePlan, merged: bool = False) -> tuple[Param, ...]:
         *(_absent("u") if replay else _pointers("*fp32", "u")),
         *_pointers(plan.spec.dtype.pointer, "out"),
         *(_pointers("*fp32", "D") if plan.spec.mixer.skip else ()),
+        *_pending(plan, folded),
         *nodes,
         *_strides("slot", "ob", "ot", "oh"),
         *_constants(MERGED=merged, OVERLAP=False),

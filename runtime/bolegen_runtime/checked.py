@@ -42,8 +42,9 @@ class CheckedModule(ModuleType):
     Verify: convolved rows and outputs against the recurrence from the same pools, zeros for dead
     and padded rows, pools unchanged. Commit: every written state and window from what verify was
     given, every other slot unchanged; each layer verified since the last commit, from the same
-    slots, which have not changed since. Raises CheckedError, which names layer, request, slot,
-    head, node and error over limit, after the launch; ValueError for a module without bounds.
+    slots, which have not changed since; likewise flush, and what is pending. Raises CheckedError,
+    which names layer, request, slot, head, node and error over limit, after the launch;
+    ValueError for a module without bounds.
     """
 
     def __init__(self, module: ModuleType) -> None:
@@ -66,8 +67,15 @@ class CheckedModule(ModuleType):
 
     def commit(self, *args: Any, **kwargs: Any) -> None:
         """The module's commit, checked."""
-        at = _bind(self._module.commit, args, kwargs)
-        with _refused_by(self._module.commit, args, kwargs):
+        self._commit(self._module.commit, args, kwargs)
+
+    def flush(self, *args: Any, **kwargs: Any) -> None:
+        """The module's flush, checked."""
+        self._commit(self._module.flush, args, kwargs)
+
+    def _commit(self, commit: Any, args: Any, kwargs: Any) -> None:
+        at = _bind(commit, args, kwargs)
+        with _refused_by(commit, args, kwargs):
             _refuse_capture(at["state"])
             pools = [at[name] for name in _POOLS if at[name] is not None]
             rounds = self._open_round(at["factors"], pools[0].shape[0])
@@ -76,7 +84,7 @@ class CheckedModule(ModuleType):
             _expect_verified(rounds, writes, marks)
             sources = [rounds[0][0].slots[row] for row, _ in writes.values()]
             before = [pool[:, sources] for pool in pools]
-        self._module.commit(*args, **kwargs)
+        commit(*args, **kwargs)
         self._rounds_of(at["factors"]).clear()  # a round is committed once
         found = []
         for layer, (r, _) in enumerate(rounds):
@@ -92,9 +100,18 @@ class CheckedModule(ModuleType):
             _refuse_capture(at["state"])
             pools = [at[name] for name in _POOLS if at.get(name) is not None]
             marks = [_mark(pool) for pool in pools]
+            held, writes = self._open_pending(at, marks)
+            before = [pool[list(writes)] for pool in pools]
         out: Tensor = verify(*args, **kwargs)
         r = self._record(at)
-        _expect_others(r.layer, pools, marks, set())
+        if held is not None:  # a round is committed once
+            self._rounds_of(at["pending"][0]).pop(r.layer)
+        _expect_others(r.layer, pools, marks, set(writes))
+        for i, (slot, (row, node)) in enumerate(writes.items()):
+            both = [pool[i] for pool in before], [pool[slot] for pool in pools]
+            check_findings(measure_commit(self._module, held, row, node, slot, both))
+        if writes:
+            marks = [_mark(pool) for pool in pools]
         check_findings(measure_verify(self._module, r, at["state"], at.get("conv_state"), out))
         rounds = self._rounds_of(at["factors"])
         if r.layer in rounds:  # a new round; the one before was never committed
@@ -124,6 +141,25 @@ class CheckedModule(ModuleType):
             slots=slots,
             trees=read_trees(self._module, slots, nodes, at["parents"], at["live"]),
         )
+
+    def _open_pending(
+        self, at: dict[str, Any], marks: list[list[int]]
+    ) -> tuple[Any, dict[int, tuple[int, int]]]:
+        """The layer of the round that is pending, and what verify writes of it."""
+        if at["pending"] is None:
+            return None, {}
+        factors, last_node = at["pending"]
+        held = self._rounds_of(factors).get(at["layer"])
+        if held is None:
+            if int(last_node.max()) >= 0:
+                raise CheckedError(
+                    f"pending: layer {at['layer']} was not verified with these factors since they "
+                    "were committed last"
+                )
+            return None, {}
+        writes = _plan_writes(held[0], at | {"last_node": last_node, "track_slots": None})
+        _expect_verified([held], writes, [marks])
+        return held[0], writes
 
     def _rounds_of(self, factors: Any) -> dict[int, _Verified]:
         """Layers verified since the last commit of these factors."""

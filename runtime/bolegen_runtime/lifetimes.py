@@ -193,6 +193,12 @@ class SlotClaims:
                 f"track_slots: slots {taken} have uncommitted factors, which a write would spoil"
             )
 
+    def renew(self, owner: object, canonical: CanonicalState) -> None:
+        """Take the round's slots as they are now: its own verify has written them."""
+        expect_kind("canonical", canonical, CanonicalState)
+        for slot in self._of(owner):
+            self._held[slot] = owner, canonical.checksum(slot)
+
     def release(self, owner: object) -> None:
         """Give back the factors and all slots of a round."""
         for slot in self._of(owner):

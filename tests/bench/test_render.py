@@ -52,6 +52,9 @@ TEXT = "\n".join([
     line("sglang.commit", 220.0, suite="commit"),
     accuracy("fp32", 20.0, 1.7e-3),
     accuracy("bf16-readout", 18.0, 2.5e-3),
+    line("ours.apart", 240.0, suite="round", **OURS | {"layers": 24, "floor_us": 48.0}),
+    line("ours.folded", 192.0, suite="round", **OURS | {"layers": 24, "floor_us": 48.0}),
+    line("sglang.round", 2400.0, suite="round", layers=24),
     line("ours.core", 12.0, suite="scaling", tree="random64d8", **OURS),
     json.dumps({"kind": "compile", "case": "scaling/9B/x/B8/fp32", "ours": True, "text_s": 0.1,
                 "build_s": {"ours.core": 7.0}}),
@@ -69,6 +72,7 @@ def test_the_tables_hold_the_last_figures_and_their_ratios() -> None:
     columns = "20.0 | 1.7e-03, 1.0e-07 |  |  | 18.0 | 2.5e-03, 1.0e-07"
     assert f"| 9B | 333 | 40 | 8 | fp32 | solve | {columns} |" in page
     assert "| 24 | 5.0 | 220.0 | 200.0 | 1.10x |" in page
+    assert "| fp32 | 2.0 | 100.0 | 10.0 | 8.0 | 1.25x | 12.50x |" in page
     assert "| scaling/9B/x/B8/fp32 | ours.core | 0.10 | 7.0 |" in page
     assert "| verify/9B/y/B1/fp32 | refused | o 7 |" in page
     assert "99.0" not in page

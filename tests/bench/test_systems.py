@@ -70,6 +70,15 @@ def test_our_commit_is_right() -> None:
     assert mine.factors.round_bytes > 0
 
 
+def test_our_round_is_right_in_two_steps_and_folded() -> None:
+    case = dataclasses.replace(STATIC, suite="round")
+    _, entries = ours(draw_operands(case, 2, "cpu"))
+    for entry, name in zip(entries, ("ours.apart", "ours.folded"), strict=True):
+        system = entry()
+        assert (system.name, system.layers) == (name, 2)
+        assert set(play(system)) == {"o", "state", "window"}
+
+
 def test_a_wrong_answer_has_no_speed() -> None:
     _, entries = ours(draw_operands(STATIC, 2, "cpu"))
     system = entries[0]()

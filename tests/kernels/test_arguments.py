@@ -150,7 +150,10 @@ def test_the_right_arguments_are_taken(m: ModuleType, r: Round, call: str) -> No
 
 
 OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "schedule": ({"schedule": "fast"}, r"schedule: expected one of \('tiled',\), got 'fast'"),
+    "schedule": (
+        {"schedule": "fast"},
+        r"schedule: expected one of \('tiled', 'folded'\), got 'fast'",
+    ),
     "layer": ({"layer": 1}, r"layer: expected 0 to 0, got 1"),
     "negative layer": ({"layer": -1}, r"layer: expected 0 to 0, got -1"),
     "layer of a wrong type": ({"layer": "0"}, r"layer: expected 0 to 0, got '0'"),

@@ -154,9 +154,10 @@ def split(m: ModuleType, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, t
     (hk, hv), (dk, dv) = m.MODULE.heads, m.MODULE.dims
     sizes = {"q": hk * dk, "k": hk * dk, "v": hv * dv}
     order = find_mixer(m.MODULE.mixer).row
-    parts = dict(zip(order, x.split([sizes[part] for part in order], -1), strict=True))
-    q, k = (parts[part].unflatten(-1, (hk, dk)) for part in "qk")
-    return q, k, parts["v"].unflatten(-1, (hv, dv))
+    cut = x.split([sizes[part] for part in order], -1)  # type: ignore[no-untyped-call]
+    parts = dict(zip(order, cut, strict=True))
+    q, k = (parts[part].view(*x.shape[:-1], hk, dk) for part in "qk")
+    return q, k, parts["v"].view(*x.shape[:-1], hv, dv)
 
 
 def make_round(
