@@ -155,7 +155,8 @@ def _is_refused(scene: Scene, plain: Scene, how: Spoiling) -> bool:
         value = scene.given[name]
         is_tensor = isinstance(value, torch.Tensor)
         scene.given[name] = SPOILS[way](value) if is_tensor else WRONG[way]
-    packed = {name: _packed(scene.given[name], plain.given[name]) for name in scene.given}
+    packed = {name: _packed(scene.given[name], plain.given[name]) for name, _ in how}
+    packed = plain.given | packed
     before = bits_of((scene.given, scene.holds()))
     try:
         found = scene.call(**scene.given)
