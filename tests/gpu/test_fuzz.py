@@ -13,8 +13,8 @@ pytestmark = pytest.mark.gpu
 
 ALL = SCENES | GRAPH_SCENES
 DEVICE = "cuda:0"  # as tensors name it
-# other lists than on the CPU; what is taken may be compiled anew: a minute for everything
-PAIRS, MOST, SEED = 40, 40, 1
+# other lists than on the CPU; what is taken may be compiled anew, some 25 kernels
+PAIRS, MOST, SEED = 40, 25, 1
 
 
 @pytest.mark.parametrize("name", ALL)
