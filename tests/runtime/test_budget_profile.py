@@ -108,8 +108,12 @@ def test_every_bucket_is_measured_and_decode_before_and_after() -> None:
 def test_sizes_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(changes))}: expected"):
         FakeGpu(knee=8).profile(**changes)
-    with pytest.raises(ValueError, match="replays: expected a whole number from 1, got 0"):
+    with pytest.raises(
+        ValueError, match="replays: expected a whole number from 1 to 1000000, got 0"
+    ):
         CudaClock(replays=0)
+    with pytest.raises(ValueError, match="run: expected a function without arguments, got 3"):
+        CudaClock()(3)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.integers(1, 50).map(float), min_size=1, max_size=7))

@@ -33,7 +33,8 @@ from bolegen_runtime import (
 from bolegen_runtime.budget import Environment
 from bolegen_runtime.replay import replay_round
 from examples.tree_decoding.record import Round, read_rounds, write_rounds
-from support.scenes import SCENES, module
+from support.scene_parts import module
+from support.scenes import SCENES
 from support.spoils import OURS, bits_of
 
 KEY, COMPILER = "ab" * 32, "cd" * 8

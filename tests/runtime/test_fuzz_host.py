@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 
 from bolegen.codegen import plan_template
 from bolegen.ir import LayerSpec
@@ -22,6 +21,7 @@ from bolegen_runtime import (
 from bolegen_runtime.budget import Environment
 from support.spoils import Scene, attack, spoiled
 
+PAIRS = 40
 SPEC = LayerSpec(key_heads=1, value_heads=1, d_k=16, d_v=16)
 ENTRY = ProfileEntry(4, 100, "t", 0.1, 10.0, (4, 16), (10.0, 12.0), (9.0, 9.0), (11.0, 19.0))
 
@@ -106,10 +106,4 @@ HOST: dict[str, Callable[[], Scene]] = {
 @pytest.mark.parametrize("name", HOST)
 def test_spoiled_numbers_and_words_are_named(name: str) -> None:
     make = HOST[name]
-
-    @settings(max_examples=100, deadline=None)
-    @given(spoiled(make()))
-    def run(how: list[tuple[str, str]]) -> None:
-        attack(make, how)
-
-    run()
+    assert any([attack(make, how) for how in spoiled(make(), PAIRS)])

@@ -4,7 +4,6 @@
 import copy
 from collections.abc import Callable
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,12 +11,10 @@ import torch
 from bolegen_runtime import (
     CanonicalState,
     CheckedModule,
-    LayerWeights,
+    CudaClock,
     Metrics,
-    Round,
     RoundBuffers,
     RoundDump,
-    SlotClaims,
     VerifyGraph,
     capture_round,
     split_factors,
@@ -25,61 +22,26 @@ from bolegen_runtime import (
     trace_parents,
 )
 from support.plan_scenes import PLAN_SCENES
-from support.rounds import Round as Data
-from support.rounds import build, make_round, split
+from support.rounds import split
+from support.scene_parts import (
+    LAST,
+    LAYERS,
+    LINKS,
+    NODES,
+    ROWS,
+    gates,
+    ints,
+    module,
+    operands,
+    tracks,
+    tree,
+    verified,
+    weights_of,
+)
 from support.spoils import Arguments, Scene
+from support.turn_scenes import TURN_SCENES
 
-__all__ = ["SCENES", "module", "operands"]
-
-ROWS, NODES, LAYERS, SLOTS = 2, 3, 1, 3
-LINKS = [[1, -1, -1], [1, 2, -1]], [[-1, 2, -1], [-1, -1, -1]]
-LAST = [1, 2]
-
-
-@cache
-def module() -> ModuleType:
-    return build("any:4", depth=2, key_heads=1, value_heads=1, d_k=16, d_v=16, conv=2)
-
-
-def operands(device: str) -> Data:
-    trees = [[-1, 0, 0], [-1, 0, 1]]
-    r = make_round(module(), trees=trees, slots=SLOTS, layers=LAYERS, bias=True, device=device)
-    r.live = torch.tensor([[True, True, True], [True, True, False]], device=device)
-    return r
-
-
-@cache
-def verified(device: str) -> Any:
-    """Factors after verify; all else in them is zeros."""
-    factors = module().allocate(ROWS, LAYERS, device)
-    for tensor in vars(factors).values():
-        if isinstance(tensor, torch.Tensor):
-            tensor.zero_()
-    operands(device).verify(module(), factors)
-    return factors
-
-
-def ints(values: Any, device: str, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    return torch.tensor(values, dtype=dtype, device=device)
-
-
-def tracks(device: str) -> Arguments:
-    none, root = ints([-1, -1], device=device), ints([0, 0], device=device)
-    return {"track_slots": none, "track_node": root}
-
-
-def weights_of(r: Data) -> list[LayerWeights]:
-    assert r.conv_bias is not None
-    return [LayerWeights(r.conv_weight[0], r.A_log[0], r.dt_bias[0], r.conv_bias[0])]
-
-
-def gates(r: Data) -> Arguments:
-    return {"a": r.a[0], "b": r.b[0], "A_log": r.A_log[0], "dt_bias": r.dt_bias[0]}
-
-
-def tree(r: Data) -> Arguments:
-    out = torch.zeros(ROWS, NODES, 1, 16, dtype=r.x.dtype, device=r.x.device)
-    return {"slots": r.slots, "parents": r.parents, "live": r.live, "out": out}
+__all__ = ["SCENES"]
 
 
 def by_verify(device: str, checked: bool = False) -> Scene:
@@ -163,41 +125,6 @@ def by_fill(device: str) -> Scene:
         buffers.fill(**of, links=(first, sibling))
 
     return Scene(call, given, (held,), says=("first_child", "next_sibling", "links"))
-
-
-def by_round(device: str, name: str) -> Scene:
-    """A checked round up to the call ``name``."""
-    m, r = module(), operands(device)
-    pools, claims = CanonicalState(r.state, r.conv_state), SlotClaims()
-    factors = copy.deepcopy(verified(device))
-    turn = Round(m, pools, factors=factors, claims=claims)
-
-    def now() -> Any:
-        sums = [(slot, bits) for slot, (_, bits) in claims._held.items()]
-        return turn._waiting, turn._seen, sums, len(claims._factors)
-
-    held = r.state, r.conv_state, factors, now
-    says = ("slot", "round", "factors", "conv_weight")
-    if name == "begin":
-        return Scene(turn.begin, {"slots": r.slots}, held, says=says)
-    turn.begin(r.slots)
-    of = {"weights": weights_of(r)[0], "layer": 0, "slots": r.slots}
-    if name == "verify":
-        given = {"x": r.x[0], "a": r.a[0], "b": r.b[0], **of, **tree(r)}
-        return Scene(turn.verify, given, held, ("out",), says=says)
-    turn._waiting, turn._seen = set(), ("verify", ROWS)  # as the factors say
-    given = {"slots": r.slots, "last_node": ints(LAST, device=device), **tracks(device)}
-    return Scene(turn.commit, given, held, says=says)
-
-
-def by_claims(device: str) -> Scene:
-    r, claims = operands(device), SlotClaims()
-    given = {"canonical": CanonicalState(r.state, r.conv_state), "slots": r.slots}
-
-    def call(**of: Any) -> None:
-        claims.take("a round", factors=claims, **of)
-
-    return Scene(call, given, (claims._held,), says=("slot",))
 
 
 def by_checksum(device: str) -> Scene:
@@ -284,17 +211,26 @@ def by_graph(device: str) -> Scene:
     return Scene(call, given, (r.state, r.conv_state), fine={"schedule": lambda v: v is None})
 
 
+def by_clock(device: str) -> Scene:
+    """On the CPU it is made, on a GPU it measures as well."""
+    given, place = {"replays": 2, "graph": True}, torch.zeros(8, device=device)
+
+    def call(**of: Any) -> Any:
+        clock = CudaClock(**of)
+        return vars(clock) if device == "cpu" else [ms >= 0 for ms in clock(place.zero_)]
+
+    return Scene(call, given, fine={"graph": lambda v: v is True})
+
+
 SCENES: dict[str, Callable[[str], Scene]] = {
     "verify": by_verify, "verify_qkv": by_verify_qkv, "commit": by_commit, "fill": by_fill,
     "checked verify": lambda device: by_verify(device, True), "checked commit": by_checked_commit,
     "trace_links": lambda device: by_trace(device, "trace_links"),
     "trace_parents": lambda device: by_trace(device, "trace_parents"),
-    "begin": lambda device: by_round(device, "begin"),
-    "Round.verify": lambda device: by_round(device, "verify"),
-    "Round.commit": lambda device: by_round(device, "commit"),
-    "take": by_claims, "checksum": by_checksum, "count_round": by_count, "count": by_note,
+    "checksum": by_checksum, "count_round": by_count, "count": by_note,
     "capture_round": by_capture, "with_commit": by_dump_commit, "graph": by_graph,
+    "CudaClock": by_clock,
     "allocate": lambda device: by_allocate(device, "allocate"),
     "buffers": lambda device: by_allocate(device, "buffers"),
 }  # fmt: skip
-SCENES |= PLAN_SCENES
+SCENES |= TURN_SCENES | PLAN_SCENES

@@ -1,5 +1,6 @@
 """Ways to spoil an argument; the call then names it and changes nothing, or is right."""
 
+import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
 from bolegen.errors import BolegenError
 from bolegen_runtime import (
@@ -20,7 +20,17 @@ from bolegen_runtime import (
     ProfileError,
 )
 
-__all__ = ["OURS", "SPOILS", "WRONG", "Scene", "attack", "bits_of", "spoiled"]
+__all__ = [
+    "OURS",
+    "SPOILS",
+    "WRONG",
+    "Arguments",
+    "Scene",
+    "Spoiling",
+    "attack",
+    "bits_of",
+    "spoiled",
+]
 
 OURS = (
     ValueError, BolegenError, CacheError, CheckedError, GraphError, LifetimeError, LoadError,
@@ -67,6 +77,7 @@ WRONG: dict[str, Any] = {
 }  # fmt: skip
 
 Arguments = dict[str, Any]
+Spoiling = list[tuple[str, str]]  # an argument, and the way it is spoiled
 
 
 @dataclass
@@ -111,24 +122,41 @@ def bits_of(value: Any, seen: frozenset[int] = frozenset()) -> Any:
     return re.sub(r"0x[0-9a-f]+", "", repr(value))
 
 
-def spoiled(scene: Scene, most: int = 2) -> st.SearchStrategy[list[tuple[str, str]]]:
-    """One or more of the arguments, and how they are spoiled."""
-    ways = [
-        (name, way)
+def spoiled(scene: Scene, pairs: int, most: int | None = None, seed: int = 0) -> list[Spoiling]:
+    """Each argument in every way, then pairs of two arguments; ``most``: so many of all these.
+
+    The same lists on every machine.
+    """
+    numbers = random.Random(seed)
+    ways = {
+        name: sorted(SPOILS if isinstance(value, torch.Tensor) else WRONG)
         for name, value in sorted(scene.given.items())
-        for way in sorted(SPOILS if isinstance(value, torch.Tensor) else WRONG)
-    ]
-    return st.lists(st.sampled_from(ways), min_size=1, max_size=most, unique_by=lambda of: of[0])
+    }
+    found: list[Spoiling] = [[(name, way)] for name in ways for way in ways[name]]
+    for _ in range(pairs if len(ways) > 1 else 0):
+        two = numbers.sample(list(ways), 2)
+        found.append([(name, numbers.choice(ways[name])) for name in two])
+    return found if most is None else numbers.sample(found, min(most, len(found)))
 
 
-def attack(make: Callable[[], Scene], how: list[tuple[str, str]]) -> bool:
-    """Whether the spoiled call was refused, as it must be; otherwise its answer was right."""
-    scene, plain = make(), make()
+def attack(make: Callable[[], Scene], how: Spoiling) -> bool:
+    """Whether the spoiled call was refused, as it must be; otherwise its answer was right.
+
+    AssertionError, which names the spoiling, where neither is so.
+    """
+    try:
+        return _is_refused(make(), make(), how)
+    except Exception as error:
+        raise AssertionError(f"{how}: {type(error).__name__}: {error}") from error
+
+
+def _is_refused(scene: Scene, plain: Scene, how: Spoiling) -> bool:
     for name, way in how:
         value = scene.given[name]
         is_tensor = isinstance(value, torch.Tensor)
         scene.given[name] = SPOILS[way](value) if is_tensor else WRONG[way]
-    packed = {name: _packed(scene.given[name], plain.given[name]) for name in scene.given}
+    packed = {name: _packed(scene.given[name], plain.given[name]) for name, _ in how}
+    packed = plain.given | packed
     before = bits_of((scene.given, scene.holds()))
     try:
         found = scene.call(**scene.given)
@@ -136,6 +164,17 @@ def attack(make: Callable[[], Scene], how: list[tuple[str, str]]) -> bool:
         _expect_named(str(error), {*scene.given, *scene.says})
         assert bits_of((scene.given, scene.holds())) == before, "a refused call wrote something"
         return True
+    _expect_rightly_taken(scene, plain, how)
+    same = bits_of(found) == bits_of(plain.call(**packed))
+    assert same, "the answer is not that of the same values"
+    assert bits_of(scene.holds()) == bits_of(plain.holds()), "it left something else behind"
+    for name in scene.writes:
+        same = bits_of(scene.given[name]) == bits_of(packed[name])
+        assert same, f"{name}: it wrote other values"
+    return False
+
+
+def _expect_rightly_taken(scene: Scene, plain: Scene, how: Spoiling) -> None:
     for name, way in how:
         value, right = scene.given[name], plain.given[name]
         if not isinstance(right, torch.Tensor) or not isinstance(value, torch.Tensor | None):
@@ -144,11 +183,6 @@ def attack(make: Callable[[], Scene], how: list[tuple[str, str]]) -> bool:
             assert known(value), f"{name}: {way} was taken for right"
         elif value is not None and name not in scene.axes:
             assert value.dim() == right.dim(), f"{name}: {way} was taken for right"
-    want = plain.call(**packed)
-    assert bits_of((found, scene.holds())) == bits_of((want, plain.holds())), how
-    for name in scene.writes:
-        assert bits_of(scene.given[name]) == bits_of(packed[name]), how
-    return False
 
 
 def _packed(value: Any, right: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bolegen_runtime.arguments import expect_number, expect_whole
+from bolegen_runtime.arguments import expect_kind, expect_number, expect_whole
 from bolegen_runtime.budget.profile import DECIMALS, Environment, Profile, ProfileEntry
 
 __all__ = ["Clock", "CudaClock", "Pass", "profile_target"]
@@ -34,17 +34,24 @@ class Pass:
     nodes: int
 
 
+_MOST_REPLAYS = 1_000_000  # each has an event of its own
+
+
 class CudaClock:
     """Times replays of a CUDA graph between events.
 
-    replays: how many are timed. graph: False launches eagerly, for a pass that cannot be captured.
+    replays: how many are timed, at most 1,000,000. graph: False launches eagerly, for a pass that
+    cannot be captured.
     """
 
     def __init__(self, *, replays: int = 20, graph: bool = True) -> None:
-        self._replays, self._graph = expect_whole("replays", replays, 1), graph
+        self._replays = expect_whole("replays", replays, 1, _MOST_REPLAYS)
+        expect_kind("graph", graph, bool, "True or False")
+        self._graph = graph
 
     def __call__(self, run: Callable[[], object]) -> list[float]:
         """Milliseconds of each replay, after two runs that compile and two that warm up."""
+        _expect_callable("run", run, "a function without arguments")
         for _ in range(2):
             run()
         torch.cuda.synchronize()
@@ -88,8 +95,7 @@ def profile_target(
     counts for both. Raises ValueError for sizes below 1, and what prepare and the clock raise.
     """
     _check_sizes(batches, contexts, templates)
-    if not callable(prepare):
-        raise ValueError(f"prepare: expected a function of a Pass, got {prepare!r:.40}")
+    _expect_callable("prepare", prepare, "a function of a Pass")
     epsilon = expect_number("epsilon", epsilon)
     # what cannot be kept is refused before hours of measuring
     facts = {} if target is None else target
@@ -109,6 +115,11 @@ def profile_target(
             for name, times in trees.items()
         ]
     return replace(known, target=dict(known.target), entries=tuple(entries))
+
+
+def _expect_callable(name: str, value: object, said: str) -> None:
+    if not callable(value):
+        raise ValueError(f"{name}: expected {said}, got {value!r:.40}")
 
 
 def _check_sizes(batches: object, contexts: object, templates: object) -> None:
