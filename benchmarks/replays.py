@@ -157,9 +157,10 @@ class _Player:
         rows, n = len(draw.trees), len(draw.trees[0])
         live = torch.tensor(draw.live, device="cuda")
         x, a, b = self._rows(live)
-        for tensor in (self.pool.buffers.x, self.pool.buffers.a, self.pool.buffers.b):
-            tensor.fill_(NAN)
-        self.pool.buffers.out.fill_(NAN)
+        at = self.pool.buffers
+        for tensor in (at.x, at.a, at.b, at.out):
+            if tensor is not None:
+                tensor.fill_(NAN)
         poison(self.pool.buffers.factors)
         last = torch.tensor(draw.last, device="cuda")
         self.before = self.owner.state.clone(), self.owner.conv_state.clone()

@@ -69,7 +69,7 @@ class MemoryPlan:
     def graphs(self) -> Share:
         """bolegen_runtime.RoundBuffers without its factors."""
         spec, nodes = self.plan.spec, self.plan.tree.nodes
-        rows = spec.channels + 2 * spec.value_heads + spec.value_heads * spec.d_v
+        rows = spec.channels + spec.operands + spec.value_heads * spec.d_v
         parents = 0 if self.plan.tree.is_static else 4
         # x, a, b and out a layer; live, counted and parents a node; slots and last_node a request
         node = self.layers * rows * spec.dtype.bytes + 2 + parents

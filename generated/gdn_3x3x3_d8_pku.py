@@ -8,7 +8,7 @@ layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
 numerics  contract fp32; state in two bf16 terms; Y in tf32x3 and two bf16 terms, as R
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    d2e9d5be5b1d98c7
+digest    7e6902b55170c9b2
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -43,7 +43,10 @@ class Module:
     steps: int  # products with G that remain: its nilpotency index less one
     heads: tuple[int, int]
     dims: tuple[int, int]
-    conv: int  # W
+    conv: int  # W, 1 where there is no convolution
+    a_dims: tuple[int, ...] | None  # axes of a behind [B, T]; None: the mixer has no a
+    b_dims: tuple[int, ...] | None
+    skip: bool  # verify takes D
     dtype: torch.dtype
     state_dtype: torch.dtype
     contract: str
@@ -105,13 +108,16 @@ MODULE = Module(
     heads=(16, 32),
     dims=(128, 128),
     conv=4,
+    a_dims=(32,),
+    b_dims=(32,),
+    skip=False,
     dtype=torch.bfloat16,
     state_dtype=torch.float32,
     contract="fp32",
     readout="split",
     factors="pku",
     schedules=("tiled", "folded"),
-    digest="d2e9d5be5b1d98c7",
+    digest="7e6902b55170c9b2",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"

@@ -8,7 +8,7 @@ layer     heads 30:30, dims 96:192, convolution 4, activations bf16, state bf16
 numerics  contract fp32; state exact in bf16; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 23280 bytes a node (a state snapshot: 2280960)
 solver    horner; blocks of 16; 16 columns of G
-digest    d3f1d673230bfdd4
+digest    112901483b7ccc2b
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -43,7 +43,10 @@ class Module:
     steps: int  # products with G that remain: its nilpotency index less one
     heads: tuple[int, int]
     dims: tuple[int, int]
-    conv: int  # W
+    conv: int  # W, 1 where there is no convolution
+    a_dims: tuple[int, ...] | None  # axes of a behind [B, T]; None: the mixer has no a
+    b_dims: tuple[int, ...] | None
+    skip: bool  # verify takes D
     dtype: torch.dtype
     state_dtype: torch.dtype
     contract: str
@@ -64,13 +67,16 @@ MODULE = Module(
     heads=(30, 30),
     dims=(96, 192),
     conv=4,
+    a_dims=(30,),
+    b_dims=(30,),
+    skip=False,
     dtype=torch.bfloat16,
     state_dtype=torch.bfloat16,
     contract="fp32",
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="d3f1d673230bfdd4",
+    digest="112901483b7ccc2b",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"

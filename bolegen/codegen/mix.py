@@ -41,6 +41,8 @@ def spell_mixer(plan: TreePlan) -> dict[str, object]:
         "write_gate": mixer.write_gate,
         "beta": _BETA[mixer.write_gate],
         "arguments": mixer.arguments,
+        "a_dims": _gate_dims(spec, "a"),
+        "b_dims": _gate_dims(spec, "b"),
         "gate_arguments": ("b",) if channel else mixer.arguments,
         "gram_more": ", p_g, parents" if channel else "",
         "gates": spec.gates,
@@ -70,6 +72,14 @@ def describe_mixer(mixer: Mixer) -> str:
     each = " a key channel" if mixer.decay is Decay.CHANNEL else ""
     rows = f"; rows {'|'.join(mixer.row)}" if mixer.row != "qkv" else ""
     return f"g = {mixer.log_decay}{each}; beta = {mixer.write_gate}{rows}"
+
+
+def _gate_dims(spec: LayerSpec, name: str) -> tuple[int, ...] | None:
+    """Axes of a gate's operand behind batch and node."""
+    if name not in spec.mixer.arguments:
+        return None
+    by_channel = name == "a" and spec.mixer.decay is Decay.CHANNEL
+    return (spec.value_heads, spec.d_k) if by_channel else (spec.value_heads,)
 
 
 def _shift(plane: int) -> str:

@@ -134,6 +134,13 @@ class LayerSpec:
         return log_decay + (self.factors == "replay" and self.mixer.write_gate != "1")
 
     @property
+    def operands(self) -> int:
+        """Elements of a and b that verify takes a node."""
+        a, b = (name in self.mixer.arguments for name in "ab")
+        wide = self.d_k if self.mixer.decay is Decay.CHANNEL else 1
+        return self.value_heads * (a * wide + b)
+
+    @property
     def keeps_rows(self) -> bool:
         """Whether rows live until acceptance: to replay from, or for the convolution's window."""
         return self.factors == "replay" or self.mixer.convolved

@@ -21,14 +21,15 @@ __all__ = ["RoundBuffers"]
 class RoundBuffers:
     """Arguments and results of verify for up to B rows of T nodes in L layers.
 
-    x [L, B, T, C], a and b [L, B, T, Hv], slots [B] int64, parents [B, T] int32 (None: compiled
+    x [L, B, T, C], a and b [L, B, T, Hv] (a of a decay by channel [L, B, T, Hv, d_k]; None: the
+    mixer has none), slots [B] int64, parents [B, T] int32 (None: compiled
     in), live and counted [B, T] bool, order [T] (0, 1, ...), last_node [B] int64,
     out [L, B, T, Hv, d_v]; factors: the module's.
     """
 
     x: torch.Tensor
-    a: torch.Tensor
-    b: torch.Tensor
+    a: torch.Tensor | None
+    b: torch.Tensor | None
     slots: torch.Tensor
     parents: torch.Tensor | None
     live: torch.Tensor
@@ -64,26 +65,30 @@ class RoundBuffers:
         def zeros(*shape: int, dtype: torch.dtype = m.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        gates = (layers, batch, m.nodes, value_heads)
+        nodes, gate = (layers, batch, m.nodes), gate_dtype or m.dtype
+        a, b = (
+            None if dims is None else zeros(*nodes, *dims, dtype=gate)
+            for dims in (m.a_dims, m.b_dims)
+        )
         return cls(
-            x=zeros(layers, batch, m.nodes, channels),
-            a=zeros(*gates, dtype=gate_dtype or m.dtype),
-            b=zeros(*gates, dtype=gate_dtype or m.dtype),
+            x=zeros(*nodes, channels),
+            a=a,
+            b=b,
             slots=zeros(batch, dtype=torch.int64).fill_(-1),
             parents=None if m.parents else zeros(batch, m.nodes, dtype=torch.int32),
             live=zeros(batch, m.nodes, dtype=torch.bool),
             counted=zeros(batch, m.nodes, dtype=torch.bool),
             order=torch.arange(m.nodes, device=device),
             last_node=zeros(batch, dtype=torch.int64).fill_(-1),
-            out=zeros(*gates, d_v),
+            out=zeros(*nodes, value_heads, d_v),
             factors=factors,
         )
 
     def fill(
         self,
         x: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
+        a: torch.Tensor | None,
+        b: torch.Tensor | None,
         slots: torch.Tensor,
         *,
         parents: torch.Tensor | None = None,
@@ -102,8 +107,13 @@ class RoundBuffers:
         rows, n = self._size_of(x)
         self._check_tree(parents, links, (rows, n))
         keep = self.live[:rows, :n]
-        given = [("x", x, self.x[:, :rows, :n]), ("a", a, self.a[:, :rows, :n])]
-        given += [("b", b, self.b[:, :rows, :n]), ("slots", slots, self.slots[:rows])]
+        given: list[tuple[str, Any, torch.Tensor]] = [("x", x, self.x[:, :rows, :n])]
+        for name, tensor, buffer in (("a", a, self.a), ("b", b, self.b)):
+            if buffer is not None:
+                given.append((name, tensor, buffer[:, :rows, :n]))
+            elif tensor is not None:
+                raise ValueError(f"{name}: expected None, the mixer has no {name}")
+        given.append(("slots", slots, self.slots[:rows]))
         if live is not None:
             given.append(("live", live, keep))
         for name, tensor, place in given:

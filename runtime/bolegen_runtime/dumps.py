@@ -136,10 +136,10 @@ def capture_round(
         x=_copy(x),
         a=_copy(a),
         b=_copy(b),
-        conv_weight=torch.stack([w.conv_weight for w in weights]).cpu(),
+        conv_weight=_stack(weights, "conv_weight"),
         conv_bias=torch.stack(biases).cpu() if biases else None,
-        A_log=torch.stack([w.A_log for w in weights]).cpu(),
-        dt_bias=torch.stack([w.dt_bias for w in weights]).cpu(),
+        A_log=_stack(weights, "A_log"),
+        dt_bias=_stack(weights, "dt_bias"),
         state=_pick(state, engine_slots),
         conv_state=_pick(conv_state, engine_slots),
         slots=torch.tensor([place.get(slot, -1) for slot in here]),
@@ -256,6 +256,14 @@ def _check_weights(weights: Sequence[LayerWeights]) -> list[Tensor]:
         if isinstance(first, Tensor) and first.is_meta:
             raise ValueError(f"{name}: expected contents, got a tensor on meta")
     return biases
+
+
+def _stack(weights: Sequence[LayerWeights], name: str) -> Tensor:
+    """One of the layers' constants, on the CPU; a dump holds rounds of mixers that have it."""
+    held = [getattr(each, name) for each in weights]
+    if not all(isinstance(each, Tensor) for each in held):
+        raise ValueError(f"weights: expected {name} in every layer: dumps are of mixer gdn")
+    return torch.stack(held).cpu()
 
 
 def describe_device(device: torch.device) -> str:

@@ -27,7 +27,7 @@ class VerifyGraph:
     """verify of all layers for the first ``batch`` rows of ``buffers``.
 
     weights: one LayerWeights a layer; state [L, slots, Hv, d_v, d_k] and conv_state
-    [L, slots, C, W-1]: the engine's pools, read where they are.
+    [L, slots, C, W-1], None without a convolution: the engine's pools, read where they are.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class VerifyGraph:
         module: ModuleType,
         weights: Sequence[LayerWeights],
         state: torch.Tensor,
-        conv_state: torch.Tensor,
+        conv_state: torch.Tensor | None,
         buffers: RoundBuffers,
         *,
         batch: int,
@@ -70,17 +70,17 @@ class VerifyGraph:
         at, n = self._buffers, self.batch
         self._module.verify(
             at.x[layer, :n],
-            at.a[layer, :n],
-            at.b[layer, :n],
+            None if at.a is None else at.a[layer, :n],
+            None if at.b is None else at.b[layer, :n],
             weights.conv_weight,
             weights.A_log,
             weights.dt_bias,
             self._state[layer],
-            self._conv_state[layer],
+            None if self._conv_state is None else self._conv_state[layer],
             at.slots[:n],
             at.factors,
             layer=layer,
-            conv_bias=weights.conv_bias,
+            **weights.options,
             parents=None if at.parents is None else at.parents[:n],
             live=at.live[:n],
             out=at.out[layer, :n],
@@ -148,7 +148,7 @@ class GraphPool:
         module: ModuleType,
         weights: Sequence[LayerWeights],
         state: torch.Tensor,
-        conv_state: torch.Tensor,
+        conv_state: torch.Tensor | None,
         *,
         batches: Sequence[int] = (1, 2, 4, 8, 16, 32),
         gate_dtype: torch.dtype | None = None,
@@ -197,8 +197,8 @@ class GraphPool:
     def verify(
         self,
         x: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
+        a: torch.Tensor | None,
+        b: torch.Tensor | None,
         slots: torch.Tensor,
         *,
         parents: torch.Tensor | None = None,
@@ -248,13 +248,16 @@ def _check_pool(weights: object, state: object, conv_state: object, batches: obj
     if not isinstance(weights, Sequence) or not all(isinstance(w, LayerWeights) for w in weights):
         raise ValueError("weights: expected one LayerWeights a layer")
     layers = []
-    for name, pool, axes in (("state", state, 5), ("conv_state", conv_state, 4)):
+    pools = [("state", state, 5)]
+    if conv_state is not None:
+        pools.append(("conv_state", conv_state, 4))
+    for name, pool, axes in pools:
         if not isinstance(pool, torch.Tensor) or pool.dim() != axes:
             have = tuple(pool.shape) if isinstance(pool, torch.Tensor) else type(pool).__name__
             raise ValueError(f"{name}: expected {axes} axes, a layer each first, got {have}")
         layers.append(pool.shape[0])
-    if not weights or layers != [len(weights)] * 2:
+    if not weights or set(layers) != {len(weights)}:
         raise ValueError(
-            f"weights: expected one a layer, got {len(weights)}, with a state of {layers[0]} "
-            f"and a conv_state of {layers[1]} layers"
+            f"weights: expected one a layer, got {len(weights)}, with pools of "
+            f"{' and '.join(map(str, layers))} layers"
         )

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-_UNTIL_ACCEPTANCE = ("rows", "kept", "gates", "keys", "u", "live", "parents")
+_UNTIL_ACCEPTANCE = ("rows", "kept", "gates", "rates", "keys", "u", "live", "parents")
 
 
 class LifetimeError(RuntimeError):
@@ -39,15 +39,23 @@ class LifetimeError(RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class LayerWeights:
-    """One layer's constants: conv_weight [C, W], A_log and dt_bias [Hv], conv_bias [C] or None.
+    """One layer's constants: conv_weight [C, W], A_log and dt_bias [Hv], conv_bias [C], D [Hv].
 
-    Graphs read them where they are: change them in place or not at all.
+    None is what the mixer does not have, and a bias or a skip that the layer does without. Graphs
+    read them where they are: change them in place or not at all.
     """
 
-    conv_weight: torch.Tensor
-    A_log: torch.Tensor
-    dt_bias: torch.Tensor
+    conv_weight: torch.Tensor | None
+    A_log: torch.Tensor | None
+    dt_bias: torch.Tensor | None
     conv_bias: torch.Tensor | None = None
+    D: torch.Tensor | None = None
+
+    @property
+    def options(self) -> dict[str, torch.Tensor]:
+        """Those that verify may be called without."""
+        known = {"conv_bias": self.conv_bias, "D": self.D}
+        return {name: value for name, value in known.items() if value is not None}
 
 
 @dataclass(frozen=True, eq=False)

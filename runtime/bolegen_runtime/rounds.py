@@ -125,7 +125,7 @@ class Round:
         out: torch.Tensor = self._module.verify(
             x, a, b, weights.conv_weight, weights.A_log, weights.dt_bias, known.state[layer],
             None if known.conv_state is None else known.conv_state[layer], slots, self.allocated,
-            layer=layer, conv_bias=weights.conv_bias, **self._pending_at(layer), **options,
+            layer=layer, **weights.options, **self._pending_at(layer), **options,
         )  # fmt: skip
         self._note("verify", layer, x, slots)
         return out

@@ -27,8 +27,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "runtime-pku-bf16-pool": RUNTIME | {"factors": "pku", "state_dtype": DType.BF16},
     "narrow-bf16-pool": {"template": STATIC, "conv": 2, "value_heads": 1,
                          "dtype": DType.FP32, "state_dtype": DType.BF16},
+    "kda-runtime": RUNTIME | {"mixer": "kda"},
 }  # fmt: skip
-KEPT = ("rows", "kept", "gates", "keys", "u", "live", "parents")
+KEPT = ("rows", "kept", "gates", "rates", "keys", "u", "live", "parents")
 NAN = float("nan")
 FAR = 1 << 40  # within 32 bits it would be node 0
 

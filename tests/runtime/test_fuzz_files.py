@@ -42,7 +42,9 @@ SPEC = LayerSpec(key_heads=1, value_heads=1, d_k=16, d_v=16)
 ENTRY = ProfileEntry(4, 100, "t", 0.1, 10.0, (4, 16), (10.0, 12.0), (9.0, 9.0), (11.0, 19.0))
 OPTIONAL = {"conv_bias", "parents", "live", "last_node", "new_state", "new_conv_state"}
 FEW = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

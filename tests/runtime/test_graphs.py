@@ -66,6 +66,7 @@ def test_a_padded_round_is_bit_equal_to_verify(template: str) -> None:
     rows, n = r.x.shape[1:3]
     # what an earlier round left behind
     for tensor in (pool.buffers.x, pool.buffers.a, pool.buffers.b, pool.buffers.out):
+        assert tensor is not None
         tensor.fill_(float("nan"))
     out = launch(pool, **arguments_of(r))
     want, _ = expected(m, r)
@@ -340,15 +341,16 @@ def test_a_pool_needs_batches(batches: tuple[int, ...]) -> None:
 
 def test_a_pool_needs_the_weights_of_every_layer() -> None:
     r = make_round(module(), layers=LAYERS)
-    with pytest.raises(
-        ValueError, match="weights: expected one a layer, got 1, with a state of 2"
-    ):
+    with pytest.raises(ValueError, match="weights: expected one a layer, got 1, with pools of 2"):
         GraphPool(module(), weights_of(r)[:1], r.state, r.conv_state)
 
 
 def test_wrong_weights_are_named_when_warming_up() -> None:
     r = make_round(module(), layers=LAYERS)
-    wrong = [LayerWeights(w.conv_weight.half(), w.A_log, w.dt_bias) for w in weights_of(r)]
+    wrong = [
+        LayerWeights(w.half(), *gates)
+        for w, *gates in zip(r.conv_weight, r.A_log, r.dt_bias, strict=True)
+    ]
     pool = GraphPool(module(), wrong, r.state, r.conv_state, batches=(1,))
     with pytest.raises(ValueError, match=r"conv_weight: expected torch\.float32"):
         pool.find_graph(1).prewarm()

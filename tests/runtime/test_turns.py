@@ -126,6 +126,8 @@ def test_numbers_beyond_all_nodes_are_all_and_links_beyond_them_none() -> None:
 
 def test_fill_refuses_another_part_of_its_own_buffers(m: ModuleType) -> None:
     buffers = RoundBuffers.allocate(m, 4, LAYERS, torch.device("cpu"))
+    assert buffers.a is not None
+    assert buffers.b is not None
     x, a, b = buffers.x[:, 1:3], buffers.a[:, :2], buffers.b[:, :2]
     before = buffers.slots.clone()
     with pytest.raises(ValueError, match="x: expected its own place in the buffers"):
