@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bolegen.codegen import EmittedModule, compile_template, write_module
 from bolegen.errors import CheckError
-from bolegen.ir import DType, LayerSpec
+from bolegen.ir import KDA, MAMBA2, DType, LayerSpec
 
 __all__ = ["CHECKED_IN", "CheckedIn", "compare_folder", "compile_all", "write_folder"]
 
@@ -30,6 +30,8 @@ CHECKED_IN = (
         "parents:[-1,0,0,1,1,2,3,3,6,6,8]",
         spec=LayerSpec(key_heads=30, value_heads=30, d_k=96, d_v=192, state_dtype=DType.BF16),
     ),
+    CheckedIn("any:64", 8, LayerSpec(KDA, 32, 32)),  # a decay per key channel: Kimi-Linear's heads
+    CheckedIn("any:64", 8, LayerSpec(MAMBA2, 8, 128, d_v=64)),  # no delta term: Nemotron-H's heads
 )
 
 

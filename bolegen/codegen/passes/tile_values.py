@@ -31,6 +31,8 @@ def tile_values(plan: TreePlan) -> TreePlan:
     small = plan.rows <= 64
     # a cap on registers pays where the code nearly fits under it: products of bf16 operands
     cap = (128 if small else 168) if plan.precision.state_terms else 255
+    if plan.precision.state_terms and plan.spec.mixer.decay is Decay.CHANNEL:
+        cap = 168  # its decayed operands fill shared memory first
     b_r = min(64, _power(plan.rows))
     while b_r > 16 and 3 * b_r * d_k * plan.spec.dtype.bytes > smem:
         b_r //= 2

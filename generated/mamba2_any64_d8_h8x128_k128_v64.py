@@ -1,0 +1,1810 @@
+"""Tree verifier for mamba2: any:64, at most 64 nodes, depth 8.
+
+template  any:64
+parents   given at run time
+depth     8 supported
+proof     no delta term, so G = 0 and U = R; see `bolegen prove`
+layer     heads 8:128, dims 128:64, convolution 4, activations bf16, state fp32
+mixer     g = -exp(A_log) softplus(a + dt_bias); beta = softplus(a + dt_bias); rows v|k|q
+numerics  contract fp32; state in two bf16 terms; Y = C and two bf16 terms, as R
+factors   replay, 21504 bytes a node (a state snapshot: 4255744)
+solver    none; 64 columns of C
+digest    125528142295d7c8
+compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
+
+For one value head with state S before the tree (paper: Bole, eq. 2):
+    O = D_P Q S + C U + D V,  U = D_beta V: there is no delta term, so that G = 0.
+Launches: trace, prepare, factor, solve; commit for all layers.
+Node order is the caller's everywhere but in the positions of Y.  Names: i_ index, o_ offsets,
+m_ mask, b_ on chip, p_ pointer.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+__all__ = ["MODULE", "Factors", "Module", "allocate", "commit", "flush", "verify", "verify_qkv"]
+
+
+@dataclass(frozen=True)
+class Module:
+    """What this file was compiled for; shapes in elements, heads (Hk, Hv), dims (dk, dv)."""
+
+    name: str
+    mixer: str
+    template: str
+    parents: tuple[int, ...] | None  # None: topology at run time, at most `nodes` nodes
+    nodes: int  # T, root included
+    depth: int  # largest depth supported, in edges
+    steps: int  # products with G that remain: its nilpotency index less one
+    heads: tuple[int, int]
+    dims: tuple[int, int]
+    conv: int  # W, 1 where there is no convolution
+    a_dims: tuple[int, ...] | None  # axes of a behind [B, T]; None: the mixer has no a
+    b_dims: tuple[int, ...] | None
+    skip: bool  # verify takes D
+    dtype: torch.dtype
+    state_dtype: torch.dtype
+    contract: str
+    readout: str  # Y R in O: split keeps the contract; bf16 rounds Y and R first
+    factors: str
+    schedules: tuple[str, ...]
+    digest: str
+
+
+MODULE = Module(
+    name="mamba2_any64_d8_h8x128_k128_v64",
+    mixer="mamba2",
+    template="any:64",
+    parents=None,
+    nodes=64,
+    depth=8,
+    steps=0,
+    heads=(8, 128),
+    dims=(128, 64),
+    conv=4,
+    a_dims=(128,),
+    b_dims=None,
+    skip=True,
+    dtype=torch.bfloat16,
+    state_dtype=torch.float32,
+    contract="fp32",
+    readout="split",
+    factors="replay",
+    schedules=("tiled", "folded"),
+    digest="125528142295d7c8",
+)
+# how pairs of float32 are multiplied; AMD has no tf32x3
+DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
+# registers a thread of solve and of commit, where the backend knows such a cap
+CAP = {"maxnreg": 128} if torch.version.hip is None else {}
+COMMIT_CAP = {"maxnreg": 168} if torch.version.hip is None else {}
+
+T = tl.constexpr(64)  # nodes
+DEPTH = tl.constexpr(8)  # most edges from a node to the root
+HK = tl.constexpr(8)
+HV = tl.constexpr(128)
+DK = tl.constexpr(128)
+DV = tl.constexpr(64)
+W = tl.constexpr(4)
+C = tl.constexpr(10240)  # channels of a row v|k|q
+ROWS = tl.constexpr(64)  # padded positions of all blocks
+COLUMNS = tl.constexpr(64)  # of them, columns of C: blocks with descendants
+
+
+@triton.jit
+def _exp(hi, lo):
+    """e^(hi + lo); the product with log2 e is kept in two floats, so large |hi| loses nothing."""
+    hi = tl.where(hi < -1000.0, -1000.0, hi)  # e^-1000 is 0 already; keeps infinities out
+    b_t = hi * 1.4426950216293335
+    b_e = tl.fma(hi, 1.4426950216293335, -b_t) + (hi * 1.925963033500e-8 + lo * 1.4426950216293335)
+    return tl.exp2(b_t) * (1.0 + b_e * 0.6931471805599453)
+
+
+@triton.jit
+def _add(hi, lo, b_x):
+    """(hi, lo) + b_x in two floats: long sums of log decays are subtracted later."""
+    b_s = hi + b_x
+    b_b = b_s - hi
+    return b_s, lo + ((hi - (b_s - b_b)) + (b_x - b_b))
+
+
+@triton.jit
+def _softplus(b_x):
+    """log(1 + e^x), to the last digits however small it is."""
+    b_e = _exp(-tl.abs(b_x), 0.0)
+    b_s = b_e / (2.0 + b_e)
+    b_z = b_s * b_s
+    b_z = 1.0 + b_z * (1 / 3 + b_z * (1 / 5 + b_z * (1 / 7 + b_z * (1 / 9 + b_z * (1 / 11)))))
+    return tl.where(b_x > 0.0, b_x, 0.0) + 2.0 * b_s * b_z
+
+
+@triton.jit
+def _step(b_a, b_bias):
+    """a + dt_bias; infinities are legal, but inf - inf and 0 * inf would come of them."""
+    b_x = b_a + b_bias
+    return tl.where(b_x > 1e30, 1e30, tl.where(b_x < -1e30, -1e30, b_x))
+
+
+@triton.jit
+def _log_decay(b_x, b_log):
+    """g = -exp(A_log) softplus(a + dt_bias), natural logarithm, at least -1000 (a decay of 0)."""
+    b_log = tl.where(b_log > 1000.0, 1000.0, tl.where(b_log < -1000.0, -1000.0, b_log))
+    b_soft = _softplus(b_x)
+    # far below zero softplus(x) is e^x, which may underflow while exp(A_log) overflows
+    hi, lo = _add(b_log, 0.0, b_x)
+    b_g = tl.where(b_x < -20.0, -_exp(hi, lo), -_exp(b_log, 0.0) * b_soft)
+    return tl.where(b_g < -1000.0, -1000.0, b_g)
+
+
+@triton.jit
+def _silu(b_x):
+    """x sigmoid(x), float32."""
+    # a root and two products cost less than a division
+    b_r = tl.rsqrt(1.0 + tl.exp2(b_x * -1.4426950408889634))
+    return b_x * b_r * b_r
+
+
+@triton.jit
+def _coarse(b_x):
+    """The nearest bf16, still in float32: whole-number steps cost less than converting twice."""
+    b_i = b_x.to(tl.int32, bitcast=True) + 0x8000
+    return (b_i & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _parent(parents, i):
+    """Parent of node i > 0 in this row's topology, -1 for a dead node."""
+    return tl.load(parents + i, mask=(i > 0) & (i < T), other=-1)
+
+
+@triton.jit
+def _sees(ancestors, o_n, o_m, i_m, m):
+    """[N, M]: where m, is node j of o_m = i_m, i_m + 1 ... a strict ancestor of node i of o_n?"""
+    b_bits = tl.zeros([o_n.shape[0], o_m.shape[0]], tl.int32)
+    for i_w in tl.static_range((o_m.shape[0] + 31) // 32):
+        word = i_m // 32 + i_w
+        b_w = tl.load(ancestors + word * T + o_n, mask=(o_n < T) & (word < 2), other=0)
+        b_bits = tl.where((o_m // 32 == word)[None, :], b_w[:, None], b_bits)
+    return m & (((b_bits >> (o_m & 31)[None, :]) & 1) != 0)
+
+
+@triton.jit
+def _above(parents, i):
+    """The position before i on its path: below the root it runs on into the window."""
+    return tl.where(i > 0, _parent(parents, i), i - 1)
+
+
+@triton.jit
+def trace_mamba2_any64_d8_h8x128_k128_v64(
+    given_parents,
+    given_live,
+    slots,
+    parents,
+    live,
+    ancestors,
+    stride_pb,
+    stride_pt,
+    stride_lb,
+    stride_lt,
+    nodes,
+    HAS_LIVE: tl.constexpr,
+):
+    """Which nodes are live: linked to the root by live nodes, in at most DEPTH edges.
+
+    Writes live [B, T] int8, parents [B, T] and ancestors [B, T/32, T] int32: bit j of node i.
+    """
+    i_t, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    o_n = i_t * 8 + tl.arange(0, 8)
+    m_live = (o_n < nodes) & (tl.load(slots + i_b) >= 0)
+    if HAS_LIVE:
+        p_live = given_live + i_b * stride_lb
+        m_live = m_live & (tl.load(p_live + o_n * stride_lt, mask=m_live, other=0) != 0)
+    p_parents = given_parents + i_b * stride_pb
+    o_w = tl.arange(0, 2)
+    b_bits = tl.zeros([8, 2], tl.int32)
+    b_first = tl.load(p_parents + o_n * stride_pt, mask=m_live & (o_n > 0), other=-1)
+    b_at = o_n
+    for _ in range(DEPTH):
+        m_up = m_live & (b_at > 0)
+        b_up = tl.load(p_parents + b_at * stride_pt, mask=m_up, other=0)
+        # parents come before children: whatever else stands there is garbage, not a link
+        m_ok = (b_up >= 0) & (b_up < b_at)
+        m_live = m_live & (m_ok | (b_at <= 0))
+        b_up = tl.where(m_up & m_ok, b_up, 0).to(tl.int32)
+        m_word = (m_up & m_ok)[:, None] & ((b_up >> 5)[:, None] == o_w[None, :])
+        b_bits = tl.where(m_word, b_bits | (1 << (b_up & 31))[:, None], b_bits)
+        if HAS_LIVE:
+            m_live = m_live & (tl.load(p_live + b_up * stride_lt, mask=m_up, other=1) != 0)
+        b_at = b_up
+    m_live = m_live & (b_at <= 0)
+    tl.store(live + i_b * T + o_n, m_live.to(tl.int8), mask=o_n < T)
+    b_first = tl.where(m_live & (o_n > 0), b_first, -1).to(tl.int32)
+    tl.store(parents + i_b * T + o_n, b_first, mask=o_n < T)
+    p_bits = ancestors + i_b * (2 * T) + o_w[None, :] * T + o_n[:, None]
+    b_bits = tl.where(m_live[:, None], b_bits, 0)
+    tl.store(p_bits, b_bits, mask=(o_n < T)[:, None] & (o_w < 2)[None, :])
+
+
+@triton.jit
+def _taps(weight, bias, o_c, m_c):
+    """Bias and weights of channels o_c, oldest tap first, float32."""
+    o_w = tl.arange(0, 4)
+    m_w = m_c[:, None] & (o_w < W)[None, :]
+    b_w = tl.load(weight + o_c[:, None] * W + o_w[None, :], mask=m_w, other=0.0).to(tl.float32)
+    b_bias = tl.zeros(o_c.shape, tl.float32)
+    if bias is not None:
+        b_bias += tl.load(bias + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w0 = tl.sum(tl.where(o_w[None, :] == 0, b_w, 0.0), 1)
+    b_w1 = tl.sum(tl.where(o_w[None, :] == 1, b_w, 0.0), 1)
+    b_w2 = tl.sum(tl.where(o_w[None, :] == 2, b_w, 0.0), 1)
+    b_w3 = tl.sum(tl.where(o_w[None, :] == 3, b_w, 0.0), 1)
+    return b_bias, b_w0, b_w1, b_w2, b_w3
+
+
+@triton.jit
+def _given(p_x, stride_x, p_live, nodes, i_n, o_d, m_d, MASKED: tl.constexpr):
+    """One head's rows from node i_n on, before `nodes`, as given; their places; which are live."""
+    o_n = i_n + tl.arange(0, 64)
+    m = (_live(p_live, o_n, MASKED) & (o_n < nodes))[:, None] & m_d[None, :]
+    p_x = p_x + o_n.to(tl.int64)[:, None] * stride_x + o_d[None, :]
+    return tl.load(p_x, mask=m, other=0.0), o_n[:, None] * C + o_d[None, :], m
+
+
+@triton.jit
+def _widen(b_x):
+    """Two bf16 in a word -> both in float32; an instruction each, where a conversion takes two."""
+    return (b_x << 16).to(tl.float32, bitcast=True), (b_x & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _rounded(b_y):
+    """The nearest bf16, ties to even, still in float32."""
+    b_i = b_y.to(tl.int32, bitcast=True)
+    return ((b_i + 0x7FFF + ((b_i >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _pairs_of(b_x):
+    """Elements 2 i and 2 i + 1."""
+    return tl.split(tl.reshape(b_x, [b_x.shape[0] // 2, 2]))
+
+
+@triton.jit
+def _convolve_pairs(p_rows, parents, o_n, m, o_w, taps, MASKED: tl.constexpr):
+    """Tree convolution of one head's channels 2 o_w and 2 o_w + 1 at nodes o_n: a node and its
+    W - 1 ancestors, then SiLU, before the rounding: two [N, D / 2].
+    """
+    p_w = p_rows.to(tl.pointer_type(tl.int32)) + o_w[None, :]
+    o_1 = _above(parents, o_n)
+    o_2 = _above(parents, o_1)
+    o_3 = _above(parents, o_2)
+    b_x3 = tl.load(p_w + o_3[:, None] * (C // 2), mask=m, other=0)
+    b_x2 = tl.load(p_w + o_2[:, None] * (C // 2), mask=m, other=0)
+    b_x1 = tl.load(p_w + o_1[:, None] * (C // 2), mask=m, other=0)
+    b_x0 = tl.load(p_w + o_n[:, None] * (C // 2), mask=m, other=0)
+    b_u0, b_u1 = _pairs_of(taps[0])
+    b_y0 = tl.zeros([o_n.shape[0], o_w.shape[0]], tl.float32) + b_u0[None, :]
+    b_y1 = tl.zeros([o_n.shape[0], o_w.shape[0]], tl.float32) + b_u1[None, :]
+    b_0, b_1 = _widen(b_x3)
+    b_u0, b_u1 = _pairs_of(taps[1])
+    b_y0 = tl.fma(b_0, b_u0[None, :], b_y0)
+    b_y1 = tl.fma(b_1, b_u1[None, :], b_y1)
+    b_0, b_1 = _widen(b_x2)
+    b_u0, b_u1 = _pairs_of(taps[2])
+    b_y0 = tl.fma(b_0, b_u0[None, :], b_y0)
+    b_y1 = tl.fma(b_1, b_u1[None, :], b_y1)
+    b_0, b_1 = _widen(b_x1)
+    b_u0, b_u1 = _pairs_of(taps[3])
+    b_y0 = tl.fma(b_0, b_u0[None, :], b_y0)
+    b_y1 = tl.fma(b_1, b_u1[None, :], b_y1)
+    b_0, b_1 = _widen(b_x0)
+    b_u0, b_u1 = _pairs_of(taps[4])
+    b_y0 = tl.fma(b_0, b_u0[None, :], b_y0)
+    b_y1 = tl.fma(b_1, b_u1[None, :], b_y1)
+    b_y0, b_y1 = _silu(b_y0), _silu(b_y1)
+    if MASKED:
+        b_y0, b_y1 = tl.where(m, b_y0, 0.0), tl.where(m, b_y1, 0.0)
+    return b_y0, b_y1
+
+
+@triton.jit
+def _keep_taps(weight, bias, kept, i_r):
+    """Convolution weights and bias of 128 channels, for commit to replay with."""
+    o_c = i_r * 128 + tl.arange(0, 128)
+    m_c = o_c < C
+    b_bias = tl.zeros([128], tl.bfloat16)
+    if bias is not None:
+        b_bias = tl.load(bias + o_c, mask=m_c, other=0.0)
+    b_w0 = tl.load(weight + o_c * W + 0, mask=m_c, other=0.0)
+    b_w1 = tl.load(weight + o_c * W + 1, mask=m_c, other=0.0)
+    b_w2 = tl.load(weight + o_c * W + 2, mask=m_c, other=0.0)
+    b_w3 = tl.load(weight + o_c * W + 3, mask=m_c, other=0.0)
+    tl.store(kept + o_c, b_w0, mask=m_c)
+    tl.store(kept + 1 * C + o_c, b_w1, mask=m_c)
+    tl.store(kept + 2 * C + o_c, b_w2, mask=m_c)
+    tl.store(kept + 3 * C + o_c, b_w3, mask=m_c)
+    tl.store(kept + W * C + o_c, b_bias, mask=m_c)
+
+
+@triton.jit
+def _live(p_live, o_n, MASKED: tl.constexpr):
+    """Which of the nodes o_n are live."""
+    m_n = o_n < T
+    if MASKED:
+        m_n = m_n & (tl.load(p_live + o_n, mask=m_n, other=0) != 0)
+    return m_n
+
+
+@triton.jit
+def _prepare_gates(
+    p_a,
+    p_b,
+    stride_at,
+    stride_ah,
+    stride_bt,
+    stride_bh,
+    A_log,
+    dt_bias,
+    parents,
+    p_gates,
+    p_dec,
+    o_n,
+    m_n,
+):
+    """All heads: log decays, write gates, and each path's sum of log decays in two floats."""
+    o_h = tl.arange(0, 128)
+    m_h = o_h < HV
+    m = m_n[:, None] & m_h[None, :]
+    m_all = (o_n < T)[:, None] & m_h[None, :]
+    b_log = tl.load(A_log + o_h, mask=m_h, other=0.0).to(tl.float32)[None, :]
+    b_bias = tl.load(dt_bias + o_h, mask=m_h, other=0.0).to(tl.float32)[None, :]
+    p_a = p_a + o_h.to(tl.int64)[None, :] * stride_ah
+    o_t = o_n.to(tl.int64)[:, None]
+    b_a = tl.load(p_a + o_t * stride_at, mask=m, other=0.0).to(tl.float32)
+    b_x = _step(b_a, b_bias)
+    b_g = tl.where(m, _log_decay(b_x, b_log), 0.0)
+    b_beta = tl.where(m, _softplus(b_x), 0.0)
+    p_gates = p_gates + o_n[:, None] * (2 * HV) + o_h[None, :]
+    tl.store(p_gates, b_g, mask=m_all)
+    tl.store(p_gates + HV, b_beta, mask=m_all)
+    b_hi = b_g
+    b_lo = tl.zeros([8, 128], tl.float32)
+    b_at = o_n
+    for _ in tl.static_range(DEPTH):
+        b_at = tl.where(m_n & (b_at > 0), _parent(parents, b_at), -1)
+        m_at = (b_at >= 0)[:, None] & m_h[None, :]
+        p_at = p_a + b_at.to(tl.int64)[:, None] * stride_at
+        b_x = _step(tl.load(p_at, mask=m_at, other=0.0).to(tl.float32), b_bias)
+        b_up = tl.where(m_at, _log_decay(b_x, b_log), 0.0)
+        b_hi, b_lo = _add(b_hi, b_lo, b_up)
+    p_dec = p_dec + o_h[None, :] * T + o_n[:, None]
+    tl.store(p_dec, b_hi, mask=m_all)
+    tl.store(p_dec + HV * T, b_lo, mask=m_all)
+    tl.store(p_dec + 2 * HV * T, b_beta, mask=m_all)
+
+
+@triton.jit
+def _prepare_rows(
+    p_x,
+    stride_xt,
+    slot,
+    window,
+    stride_slot,
+    last,
+    p_pending,
+    pending_parents,
+    weight,
+    bias,
+    parents,
+    p_live,
+    p_rows,
+    p_qkv,
+    p_vec,
+    p_keys,
+    c,
+    i_t,
+    D: tl.constexpr,
+    D_P: tl.constexpr,
+    IS_KEY: tl.constexpr,
+    CONVOLVE: tl.constexpr,
+    MASKED: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """One head's rows of q, k or v, D channels from c on."""
+    o_d = tl.arange(0, D_P)
+    m_d = o_d < D
+    p_rows = p_rows + c
+    if CONVOLVE:
+        # all that does not wait for the slot is asked for before it is looked at
+        nodes = tl.minimum((i_t + 1) * TILES * 8, T)
+        b_given, o_x, m_x = _given(p_x, stride_xt, p_live, nodes, 0, o_d, m_d, MASKED)
+        o_w = tl.arange(0, D_P // 2)
+        m_w = o_w < D // 2
+        taps = _taps(weight, bias, c + o_d, m_d)
+    if slot < 0:
+        return
+    if CONVOLVE:
+        # the committed window lies before the root, so that a path runs on into it
+        p_w = window + slot * stride_slot + (c + o_d) * (W - 1)
+        b_c0 = tl.load(p_w, mask=m_d & (last < 0), other=0.0)
+        b_c1 = tl.load(p_w + 1, mask=m_d & (last < 0), other=0.0)
+        b_c2 = tl.load(p_w + 2, mask=m_d & (last < 0), other=0.0)
+        if p_pending is not None:
+            # not there yet: the last rows of the path that solve commits
+            p_w = p_pending + c + o_d
+            m_c = m_d & (last >= 0)
+            b_c2 = tl.load(p_w + last * C, mask=m_c, other=b_c2)
+            last = _above(pending_parents, last)
+            b_c1 = tl.load(p_w + last * C, mask=m_c, other=b_c1)
+            last = _above(pending_parents, last)
+            b_c0 = tl.load(p_w + last * C, mask=m_c, other=b_c0)
+        tl.store(p_rows + o_x, b_given, mask=m_x)
+        tl.store(p_rows - 3 * C + o_d, b_c0, mask=m_d)
+        tl.store(p_rows - 2 * C + o_d, b_c1, mask=m_d)
+        tl.store(p_rows - 1 * C + o_d, b_c2, mask=m_d)
+        # rows are read back from where they are kept: one base, below the root as well
+        tl.debug_barrier()
+    for i_n in range(i_t * TILES, (i_t + 1) * TILES):
+        o_n = i_n * 8 + tl.arange(0, 8)
+        m_n = _live(p_live, o_n, MASKED)[:, None]
+        m = m_n & m_d[None, :]
+        m_all = (o_n < T)[:, None] & m_d[None, :]
+        p_out = p_qkv + c + o_n[:, None] * C + o_d[None, :]
+        if CONVOLVE:
+            m_y = m_n & m_w[None, :]
+            b_y0, b_y1 = _convolve_pairs(p_rows, parents, o_n, m_y, o_w, taps, MASKED)
+            b_y = tl.join(b_y0, b_y1).to(tl.bfloat16)
+            tl.store(p_out, tl.reshape(b_y, [8, D_P]), mask=m_all)
+        else:
+            p_n = p_x + o_n.to(tl.int64)[:, None] * stride_xt + o_d[None, :]
+            b_x = tl.load(p_n, mask=m, other=0.0)
+            tl.store(p_out, b_x, mask=m_all)
+
+
+@triton.jit
+def prepare_mamba2_any64_d8_h8x128_k128_v64(
+    q,
+    k,
+    v,
+    a,
+    b,
+    weight,
+    bias,
+    A_log,
+    dt_bias,
+    window,
+    slots,
+    live,
+    parents,
+    pending_nodes,
+    pending_live,
+    pending_parents,
+    pending_rows,
+    qkv,
+    rows,
+    kept,
+    gates,
+    keys,
+    vectors,
+    decays,
+    stride_qb,
+    stride_qt,
+    stride_qh,
+    stride_kb,
+    stride_kt,
+    stride_kh,
+    stride_vb,
+    stride_vt,
+    stride_vh,
+    stride_ab,
+    stride_at,
+    stride_ah,
+    stride_bb,
+    stride_bt,
+    stride_bh,
+    stride_slot,
+    CONVOLVE: tl.constexpr,
+    MASKED: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """Everything node-wise, once: convolution, gates and path sums of log decays.
+
+    Grid (T / 8 + (2 Hk + Hv) T / (8 TILES), B): gates of a few nodes, then a head's rows.
+    """
+    i_p, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + i_b).to(tl.int64)
+    p_live = live + i_b * T
+    parents = parents + i_b * T
+    if i_p < 8:
+        o_n = i_p * 8 + tl.arange(0, 8)
+        m_n = _live(p_live, o_n, MASKED) & (slot >= 0)
+        if not MASKED:
+            tl.store(p_live + o_n, m_n.to(tl.int8), mask=o_n < T)
+        _prepare_gates(
+            a + i_b * stride_ab,
+            None,
+            stride_at,
+            stride_ah,
+            stride_bt,
+            stride_bh,
+            A_log,
+            dt_bias,
+            parents,
+            gates + i_b * (T * 2 * HV),
+            decays + i_b * (3 * HV * T),
+            o_n,
+            m_n,
+        )
+        return
+    i_t = (i_p - 8) // (2 * HK + HV)
+    i_r = (i_p - 8) % (2 * HK + HV)
+    i_x = i_b * ((T + W - 1) * C) + (W - 1) * C
+    p_qkv = qkv + i_x
+    p_rows = rows + i_x
+    last = -1
+    p_pending = None
+    if pending_nodes is not None:
+        last = _accepted(pending_nodes, pending_live, i_b)
+        p_pending = pending_rows + i_x
+        pending_parents = pending_parents + i_b * T
+    if i_r < 2 * HK:
+        i_k = (i_r % HK).to(tl.int64)
+        p_x = q + i_b * stride_qb + i_k * stride_qh
+        stride_xt = stride_qt
+        if i_r >= HK:
+            p_x = k + i_b * stride_kb + i_k * stride_kh
+            stride_xt = stride_kt
+        _prepare_rows(
+            p_x,
+            stride_xt,
+            slot,
+            window,
+            stride_slot,
+            last,
+            p_pending,
+            pending_parents,
+            weight,
+            bias,
+            parents,
+            p_live,
+            p_rows,
+            p_qkv,
+            None,
+            None,
+            (i_r + HK) % (2 * HK) * DK + HV * DV,
+            i_t,
+            DK,
+            128,
+            True,
+            CONVOLVE,
+            MASKED,
+            TILES,
+        )
+    else:
+        i_h = i_r - 2 * HK
+        _prepare_rows(
+            v + i_b * stride_vb + i_h.to(tl.int64) * stride_vh,
+            stride_vt,
+            slot,
+            window,
+            stride_slot,
+            last,
+            p_pending,
+            pending_parents,
+            weight,
+            bias,
+            parents,
+            p_live,
+            p_rows,
+            p_qkv,
+            None,
+            None,
+            i_h * DV,
+            i_t,
+            DV,
+            64,
+            False,
+            CONVOLVE,
+            MASKED,
+            TILES,
+        )
+    if CONVOLVE and (i_t == 0) & (i_b == 0):
+        _keep_taps(weight, bias, kept, i_r)
+
+
+@triton.jit
+def _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale):
+    """Scales [4, ROWS] of each position's node: beta, P and q.k."""
+    for i_r in range(1):
+        o_p = i_r * 64 + tl.arange(0, 64)
+        o_n = o_p
+        m_n = (o_n < T) & (o_p < ROWS)
+        b_hi = tl.load(p_dec + o_n, mask=m_n, other=0.0)
+        b_lo = tl.load(p_dec + HV * T + o_n, mask=m_n, other=0.0)
+        b_beta = tl.load(p_dec + 2 * HV * T + o_n, mask=m_n, other=0.0)
+        b_p = _exp(b_hi, b_lo)
+        tl.store(p_scale + o_p, b_beta, mask=o_p < ROWS)
+        tl.store(p_scale + 2 * ROWS + o_p, b_p, mask=o_p < ROWS)
+
+
+@triton.jit
+def _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT: tl.constexpr):
+    """q_i.k_j of nodes i of o_n with nodes j of o_m: [N, M]."""
+    b_qk = tl.zeros([o_n.shape[0], o_m.shape[0]], tl.float32)
+    for i_d in tl.static_range(1):
+        o_d = i_d * 128 + tl.arange(0, 128)
+        m_d = o_d < DK
+        p_n = o_n[:, None] * C + o_d[None, :]
+        m = m_n[:, None] & m_d[None, :]
+        b_q = tl.load(p_q + p_n, mask=m, other=0.0)
+        p_m = p_k + o_m[None, :] * C + o_d[:, None]
+        b_m = tl.load(p_m, mask=m_m[None, :] & m_d[:, None], other=0.0)
+        b_qk = tl.dot(b_q, b_m, acc=b_qk)
+    return b_qk
+
+
+@triton.jit
+def _pair(b_qk, p_rq, p_rk, p_dec, ancestors, o_n, m_n, o_m, m_m, i_m):
+    """C [N, M] of nodes o_n with their ancestors in o_m, and its diagonal among the columns."""
+    b_d = tl.load(p_dec + o_n, mask=m_n, other=0.0)[:, None]
+    b_d = b_d - tl.load(p_dec + o_m, mask=m_m, other=0.0)[None, :]
+    p_lo = p_dec + HV * T
+    b_d += tl.load(p_lo + o_n, mask=m_n, other=0.0)[:, None]
+    b_d = b_d - tl.load(p_lo + o_m, mask=m_m, other=0.0)[None, :]
+    m_anc = _sees(ancestors, o_n, o_m, i_m, m_n[:, None] & m_m[None, :])
+    b_d = tl.where(m_anc, tl.exp2(b_d * 1.4426950408889634), 0.0)
+    b_own = tl.where(o_n[:, None] == o_m[None, :], 1.0, b_d)
+
+    return b_qk * b_own
+
+
+@triton.jit
+def _store_readout(p_out, b_y, o_p, o_c):
+    """One tile of Y, in two bf16 terms."""
+    p_out = p_out + o_p[:, None] * COLUMNS + o_c[None, :]
+    m = (o_p < ROWS)[:, None] & (o_c < COLUMNS)[None, :]
+    b_y1 = _coarse(b_y)
+    tl.store(p_out, b_y1.to(tl.bfloat16), mask=m)
+    tl.store(p_out + ROWS * COLUMNS, (b_y - b_y1).to(tl.bfloat16), mask=m)
+
+
+@triton.jit
+def _factor(
+    qkv,
+    vectors,
+    decays,
+    ancestors,
+    p_prod,
+    readout,
+    inverse,
+    scales,
+    first,
+    i_b,
+    HEADS: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Y = C of HEADS value heads, and the scales of their nodes."""
+    i_k = first // 16
+    p_rq = None
+    p_rk = None
+    p_k = qkv + i_b * ((T + W - 1) * C) + (W - 1) * C + HV * DV + i_k * DK
+    p_q = p_k + HK * DK
+    for i_h in range(first, first + HEADS):
+        # first: what these loads bring in, the products need again
+        p_dec = decays + (i_b * (3 * HV) + i_h) * T
+        p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
+        _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale)
+    ancestors = ancestors + i_b * (2 * T)
+    p_dec = decays + (i_b * (3 * HV) + first) * T
+    p_scale = scales + (i_b * HV + first) * (4 * ROWS)
+    p_read = readout + (i_b * HV + first) * (2 * ROWS * COLUMNS)
+    for i_r in range(0, ROWS, 64):
+        o_p = i_r + tl.arange(0, 64)
+        o_n = o_p
+        m_n = (o_n < T) & (o_p < ROWS)
+        # solve reads whole tiles of up to 64 nodes, zeros above the diagonal included
+        for i_m in range(0, tl.minimum((i_r + 127) // 64 * 64, COLUMNS), 64):
+            o_c = i_m + tl.arange(0, 64)
+            o_m = o_c
+            m_m = (o_m < T) & (o_c < COLUMNS)
+            b_qk = _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT)
+            b_c = _pair(b_qk, p_rq, p_rk, p_dec, ancestors, o_n, m_n, o_m, m_m, i_m)
+            _store_readout(p_read, b_c, o_p, o_c)
+
+
+@triton.jit
+def factor_mamba2_any64_d8_h8x128_k128_v64(
+    qkv,
+    slots,
+    vectors,
+    decays,
+    ancestors,
+    products,
+    readout,
+    inverse,
+    scales,
+    HEADS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """What solve needs of HEADS value heads, ready-made.  Grid (Hv / HEADS, B)."""
+    i_h, i_b = tl.program_id(0) * HEADS, tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + i_b)
+    if OVERLAP:
+        # prepare is done; solve may start on what it has left
+        gdc_wait()
+        gdc_launch_dependents()
+    if slot < 0:
+        return
+    p_prod = None
+    _factor(
+        qkv, vectors, decays, ancestors, p_prod, readout, inverse, scales, i_h, i_b, HEADS, DOT
+    )
+
+
+@triton.jit
+def solve_mamba2_any64_d8_h8x128_k128_v64(
+    qkv,
+    state,
+    slots,
+    vectors,
+    decays,
+    ancestors,
+    products,
+    readout,
+    inverse,
+    scales,
+    u,
+    out,
+    D,
+    pending_nodes,
+    pending_live,
+    pending_parents,
+    pending_rows,
+    pending_kept,
+    pending_gates,
+    pending_keys,
+    pending_u,
+    window,
+    stride_window,
+    nodes,
+    stride_slot,
+    stride_ob,
+    stride_ot,
+    stride_oh,
+    MERGED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    FOLD: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """O of one value tile: O = D_P Q S + Y R, R = D_beta V.
+
+    Grid (DV / 64, Hv, B).  MERGED: no factor kernel ran; every value tile forms Y itself.
+    OVERLAP: factor may still run; what it stores is read after gdc_wait().
+    pending_nodes: first commit these nodes of the round before; nothing else reads this tile.
+    """
+    i_v, i_h, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    i_k = i_h // 16
+    o_v = i_v * 64 + tl.arange(0, 64)
+    m_v = o_v < DV
+    slot = tl.load(slots + i_b).to(tl.int64)
+    p_s = state + slot * stride_slot + i_h * (DV * DK)
+    p_o = out + i_b * stride_ob + i_h.to(tl.int64) * stride_oh + o_v[:, None]
+    if slot < 0:
+        b_zero = tl.zeros([64, 16], tl.float32)
+        for i_t in range(4):
+            o_n = i_t * 16 + tl.arange(0, 16)
+            m_o = m_v[:, None] & (o_n < nodes)[None, :]
+            tl.store(p_o + o_n[None, :] * stride_ot, b_zero.to(tl.bfloat16), mask=m_o)
+        if OVERLAP:
+            gdc_wait()
+        return
+    if pending_nodes is not None:
+        last = _accepted(pending_nodes, pending_live, i_b)
+        if last >= 0:
+            _commit_pending(
+                p_s,
+                None if window is None else window + slot * stride_window,
+                last,
+                pending_parents,
+                pending_rows,
+                pending_kept,
+                pending_gates,
+                pending_keys,
+                pending_u,
+                i_b,
+                i_h,
+                i_v,
+            )
+        # other threads read what this one has written
+        tl.debug_barrier()
+    if MERGED:
+        p_prod = None
+        _factor(
+            qkv, vectors, decays, ancestors, p_prod, readout, inverse, scales, i_h, i_b, 1, FOLD
+        )
+        tl.debug_barrier()
+    p_s = p_s + o_v[:, None] * DK
+    p_qkv = qkv + i_b * ((T + W - 1) * C) + (W - 1) * C
+    p_kq = p_qkv + HV * DV + HK * DK + i_k * DK
+    p_v = p_qkv + i_h * DV + o_v[:, None]
+    p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
+    p_y = readout + (i_b * HV + i_h) * (2 * ROWS * COLUMNS)
+
+    # the state against q of every node
+    o_n = tl.arange(0, 64)
+    m_kq0 = o_n < 64
+    o_kq0 = o_n * C
+    b_a0 = tl.zeros([64, 64], tl.float32)
+    for i_d in range(4):
+        o_d = i_d * 32 + tl.arange(0, 32)
+        m_d = o_d < DK
+        m_s = m_v[:, None] & m_d[None, :]
+        b_s = tl.load(p_s + o_d[None, :], mask=m_s, other=0.0, eviction_policy="evict_first")
+        # q and k are exact in bf16: two terms of the state keep products at float32 grade
+        b_s1 = _coarse(b_s)
+        b_s2 = (b_s - b_s1).to(tl.bfloat16)
+        b_s1 = b_s1.to(tl.bfloat16)
+        p_b = p_kq + o_kq0[None, :] + o_d[:, None]
+        b_kq = tl.load(p_b, mask=m_kq0[None, :] & m_d[:, None], other=0.0)
+        b_a0 = tl.dot(b_s2, b_kq, acc=b_a0)
+        b_a0 = tl.dot(b_s1, b_kq, acc=b_a0)
+    o_n = tl.arange(0, 64)
+    m_o = m_v[:, None] & (o_n < 64)[None, :]
+    b_v0 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
+    if OVERLAP:
+        gdc_wait()
+    o_p = tl.arange(0, 64)
+    b_beta0 = tl.load(p_scale + o_p)
+    b_rq0 = tl.load(p_scale + 2 * ROWS + o_p)
+
+    # positions 0 to 63
+    b_r = b_beta0[None, :] * b_v0.to(tl.float32)
+    b_o = b_rq0[None, :] * b_a0
+    b_h = _coarse(b_r)
+    b_r0l = (b_r - b_h).to(tl.bfloat16)
+    b_r0h = b_h.to(tl.bfloat16)
+    if D is not None:
+        b_o += tl.load(D + i_h).to(tl.float32) * b_v0.to(tl.float32)
+    o_p = tl.arange(0, 64)
+    o_c = tl.arange(0, 64)
+    p_m = o_p[None, :] * COLUMNS + o_c[:, None]
+    b_y00h = tl.load(p_y + p_m)
+    b_y00l = tl.load(p_y + ROWS * COLUMNS + p_m)
+    b_o = tl.dot(b_r0l, b_y00h, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y00l, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y00h, acc=b_o)
+    o_n = tl.arange(0, 64)
+    m_all = m_v[:, None] & (o_n < nodes)[None, :]
+    tl.store(p_o + o_n[None, :] * stride_ot, b_o.to(tl.bfloat16), mask=m_all)
+
+
+@triton.jit
+def _path(parents, last):
+    """Nodes from `last` up to the root, -1 behind, and how many there are."""
+    o_l = tl.arange(0, 16)
+    b_up = tl.where(o_l == 0, last, -1)
+    n = (last >= 0).to(tl.int32)
+    b_at = last
+    for i in range(1, DEPTH + 1):
+        b_at = tl.where(b_at > 0, _parent(parents, b_at), -1)
+        b_up = tl.where(o_l == i, b_at, b_up)
+        n += (b_at >= 0).to(tl.int32)
+    return b_up, n
+
+
+@triton.jit
+def _row(b_up, n, i):
+    """The kept row of entry i of a path from the root: a node, -1 behind its end.
+
+    Above the root a path runs on into the old window, rows -1, -2 ...
+    """
+    b_at = tl.max(tl.where(tl.arange(0, 16) == n - 1 - i, b_up, -1), 0)
+    return tl.where(i < 0, i, b_at)
+
+
+@triton.jit
+def _accepted(nodes, live, i_b):
+    """The node that row i_b accepted, -1 for none: a dead node or one out of range is none."""
+    node = tl.load(nodes + i_b).to(tl.int64)
+    m = (node >= 0) & (node < T)
+    node = tl.where(m, node, 0).to(tl.int32)
+    m = m & (tl.load(live + i_b * T + node) != 0)
+    return tl.where(m, node, -1)
+
+
+@triton.jit
+def _commit_window(p_w, p_rows, b_up, n, n_a, o_c, m_c):
+    """The window after n_a of a path's n nodes, channels o_c: rows of nodes and of the old one."""
+    for i_w in tl.static_range(W - 1):
+        row = _row(b_up, n, n_a - (W - 1) + i_w)
+        b_x = tl.load(p_rows + row * C + o_c, mask=m_c)
+        tl.store(p_w + o_c * (W - 1) + i_w, b_x, mask=m_c)
+
+
+@triton.jit
+def _fetch(p_rows, p_gates, b_up, n, i, o_k, m_k, o_v, m_v):
+    """Entry i of a path: its rows of k and v, log decay and write gate; 0 behind its end."""
+    row = _row(b_up, n, i)
+    m = (i >= 0) & (i < n)
+    b_k = tl.load(p_rows + row * C + o_k, mask=m_k & (i < n), other=0.0)
+    b_v = tl.load(p_rows + row * C + o_v, mask=m_v & (i < n), other=0.0)
+    g = tl.load(p_gates + row * (2 * HV), mask=m, other=0.0)
+    beta = tl.load(p_gates + row * (2 * HV) + HV, mask=m, other=0.0)
+    return b_k, b_v, g, beta
+
+
+@triton.jit
+def _fetch_taps(p_kept, o_c, m_c):
+    """Bias and convolution weights of channels o_c, oldest tap first, float32."""
+    b_bias = tl.load(p_kept + W * C + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w0 = tl.load(p_kept + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w1 = tl.load(p_kept + 1 * C + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w2 = tl.load(p_kept + 2 * C + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_w3 = tl.load(p_kept + 3 * C + o_c, mask=m_c, other=0.0).to(tl.float32)
+    return b_bias, b_w0, b_w1, b_w2, b_w3
+
+
+@triton.jit
+def _replay(b_x3, b_x2, b_x1, b_x0, b_bias, b_w0, b_w1, b_w2, b_w3, CONVOLVED: tl.constexpr):
+    """A node's row as verify convolved it, from those above it and its own: float32."""
+    if CONVOLVED:
+        return b_x0
+    b_y = b_bias
+    b_y = tl.fma(b_x3, b_w0, b_y)
+    b_y = tl.fma(b_x2, b_w1, b_y)
+    b_y = tl.fma(b_x1, b_w2, b_y)
+    b_y = tl.fma(b_x0, b_w3, b_y)
+    return _silu(b_y).to(tl.bfloat16).to(tl.float32)
+
+
+@triton.jit
+def _commit_state(
+    p_s,
+    b_s,
+    m_s,
+    p_track,
+    n_track,
+    p_rows,
+    p_kept,
+    p_gates,
+    b_up,
+    n,
+    o_k,
+    m_k,
+    o_v,
+    m_v,
+    CONVOLVED: tl.constexpr,
+):
+    """Run the recurrence along the accepted path from kept rows; store after n_track nodes and n.
+
+    The state is scale * b_s [DK / 32, B_V, 32]: a decay is one product, not one an element.
+    """
+    b_kb, b_kw0, b_kw1, b_kw2, b_kw3 = _fetch_taps(p_kept, o_k, m_k)
+    b_vb, b_vw0, b_vw1, b_vw2, b_vw3 = _fetch_taps(p_kept, o_v, m_v)
+    b_k3, b_v3, _, _ = _fetch(p_rows, p_gates, b_up, n, -3, o_k, m_k, o_v, m_v)
+    b_k3, b_v3 = b_k3.to(tl.float32), b_v3.to(tl.float32)
+    b_k2, b_v2, _, _ = _fetch(p_rows, p_gates, b_up, n, -2, o_k, m_k, o_v, m_v)
+    b_k2, b_v2 = b_k2.to(tl.float32), b_v2.to(tl.float32)
+    b_k1, b_v1, _, _ = _fetch(p_rows, p_gates, b_up, n, -1, o_k, m_k, o_v, m_v)
+    b_k1, b_v1 = b_k1.to(tl.float32), b_v1.to(tl.float32)
+    b_k, b_v, g, beta = _fetch(p_rows, p_gates, b_up, n, 0, o_k, m_k, o_v, m_v)
+    scale = tl.full([], 1.0, tl.float32)
+    for i in range(0, n):
+        b_k0, b_v0 = b_k.to(tl.float32), b_v.to(tl.float32)
+        b_key = _replay(b_k3, b_k2, b_k1, b_k0, b_kb, b_kw0, b_kw1, b_kw2, b_kw3, CONVOLVED)
+        b_key = b_key[:, None, :]
+        b_u = _replay(b_v3, b_v2, b_v1, b_v0, b_vb, b_vw0, b_vw1, b_vw2, b_vw3, CONVOLVED)
+        b_k3, b_v3 = b_k2, b_v2
+        b_k2, b_v2 = b_k1, b_v1
+        b_k1, b_v1 = b_k0, b_v0
+        decay, gate = _exp(g, 0.0), beta
+        # the next node's rows are on their way while this one's are used
+        b_k, b_v, g, beta = _fetch(p_rows, p_gates, b_up, n, i + 1, o_k, m_k, o_v, m_v)
+        scale *= decay
+        # rarely, before it is divided by: a decay of 0 is a cut; the barrier keeps it a branch
+        while scale < 1e-6:
+            tl.debug_barrier()
+            b_s = b_s * scale
+            scale = tl.full([], 1.0, tl.float32)
+        b_u = (gate / scale) * b_u
+        b_s += b_u[None, :, None] * b_key
+        if p_track is not None and i + 1 == n_track:
+            tl.store(p_track, (b_s * scale).to(tl.float32), mask=m_s)
+    tl.store(p_s, (b_s * scale).to(tl.float32), mask=m_s)
+
+
+@triton.jit
+def commit_mamba2_any64_d8_h8x128_k128_v64(
+    state,
+    window,
+    slots,
+    nodes,
+    track_slots,
+    track_nodes,
+    rows,
+    kept,
+    gates,
+    keys,
+    u,
+    live,
+    parents,
+    capacity,
+    stride_sl,
+    stride_ss,
+    stride_wl,
+    stride_ws,
+    CONVOLVED: tl.constexpr,
+):
+    """Write the accepted node's state and window into its slot, and a tracked ancestor's first.
+
+    Grid (Hv DV / 64, B, layers): 64 rows of a head's state, and 128 channels of the window.
+    """
+    i_r, i_b, i_l = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    slot = tl.load(slots + i_b).to(tl.int64)
+    last = _accepted(nodes, live, i_b)
+    if (slot < 0) | (last < 0):
+        return
+    i_h = i_r // 1
+    i_k = i_h // 16
+    o_v = (i_r % 1) * 64 + tl.arange(0, 64)
+    m_v = o_v < DV
+    o_d = tl.arange(0, 4)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    m_d = o_d < DK
+    m_s = m_d[:, None, :] & m_v[None, :, None]
+    p_s = state + i_l * stride_sl + i_h * (DV * DK) + o_v[None, :, None] * DK + o_d[:, None, :]
+    # the 2 is not true of the addresses: it only ranks the rows above the pieces of d_k, so that a
+    # warp spreads over rows; loads are vectors along the last axis alone
+    p_to = tl.max_contiguous(p_s + slot * stride_ss, [1, 2, 32])
+    b_s = tl.load(p_to, mask=m_s, other=0.0).to(tl.float32)
+    parents = parents + i_b * T
+    b_up, n = _path(parents, last)
+    # tracked only where it lies on the accepted path
+    n_track = n * 0
+    p_track = p_to
+    track_slot = slot
+    if track_slots is not None:
+        track = _accepted(track_nodes, live, i_b)
+        to = tl.load(track_slots + i_b).to(tl.int64)
+        o_l = tl.arange(0, 16)
+        m_track = (track >= 0) & (to >= 0)
+        n_track = tl.max(tl.where(m_track & (b_up == track), n - o_l, 0), 0)
+        track_slot = tl.where(n_track > 0, to, slot)
+        p_track = tl.max_contiguous(p_s + track_slot * stride_ss, [1, 2, 32])
+    i_row = i_l * capacity + i_b
+    p_rows = rows + i_row * ((T + W - 1) * C) + (W - 1) * C
+    if not CONVOLVED:
+        o_c = i_r * 128 + tl.arange(0, 128)
+        p_w = window + i_l * stride_wl
+        if n_track > 0:
+            _commit_window(p_w + track_slot * stride_ws, p_rows, b_up, n, n_track, o_c, o_c < C)
+        _commit_window(p_w + slot * stride_ws, p_rows, b_up, n, n, o_c, o_c < C)
+    _commit_state(
+        p_to,
+        b_s,
+        m_s,
+        p_track,
+        n_track,
+        p_rows,
+        kept + i_l * (C * (W + 1)),
+        gates + i_row * (T * 2 * HV) + i_h,
+        b_up,
+        n,
+        i_k * DK + HV * DV + o_d,
+        m_d,
+        i_h * DV + o_v,
+        m_v,
+        CONVOLVED,
+    )
+
+
+@triton.jit
+def _commit_pending(
+    p_s,
+    p_w,
+    last,
+    parents,
+    rows,
+    kept,
+    gates,
+    keys,
+    u,
+    i_b,
+    i_h,
+    i_v,
+):
+    """The round before, in place: a value tile of row i_b's state and a share of its window."""
+    i_k = i_h // 16
+    o_v = i_v * 64 + tl.arange(0, 64)
+    m_v = o_v < DV
+    o_d = tl.arange(0, 4)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    m_d = o_d < DK
+    m_s = m_d[:, None, :] & m_v[None, :, None]
+    # spread over warps as in commit
+    p_s = tl.max_contiguous(p_s + o_v[None, :, None] * DK + o_d[:, None, :], [1, 2, 32])
+    b_s = tl.load(p_s, mask=m_s, other=0.0).to(tl.float32)
+    parents = parents + i_b * T
+    b_up, n = _path(parents, last)
+    p_rows = rows + i_b * ((T + W - 1) * C) + (W - 1) * C
+    if p_w is not None:
+        o_c = (i_h * 1 + i_v) * 128 + tl.arange(0, 128)
+        _commit_window(p_w, p_rows, b_up, n, n, o_c, o_c < C)
+    _commit_state(
+        p_s,
+        b_s,
+        m_s,
+        None,
+        0,
+        p_rows,
+        kept,
+        gates + i_b * (T * 2 * HV) + i_h,
+        b_up,
+        n,
+        i_k * DK + HV * DV + o_d,
+        m_d,
+        i_h * DV + o_v,
+        m_v,
+        p_w is None,
+    )
+
+
+@dataclass
+class Factors:
+    """All memory of a round for up to `batch` rows and `layers` layers; see allocate().
+
+    Until acceptance, for commit to replay the accepted path from:
+        rows [L, B, W-1+T, C]: the committed window, then what verify was given
+        kept [L, W+1, C]: convolution weights and bias
+        gates [L, B, T, 2, Hv] float32: log decay and write gate
+        live [B, T] int8
+        parents [B, T] int32
+    One layer's scratch:
+        qkv [B, W-1+T, C]: rows after the convolution
+        decays [B, 3, Hv, T] float32: log P in two floats, write gate
+        readout [B, Hv, 2, ROWS, COLUMNS]: Y in two bf16 terms
+        scales [B, Hv, 4, ROWS] float32
+        ancestors [B, T/32, T] int32: a bit a node
+
+    Set `traced = True` for the layers after the first of a round: verify then reads the topology
+    that the first one left here, and launches one kernel less.
+    Set `check = False` to skip argument checks; those of contents synchronise, and are skipped
+    during graph capture as well.
+    """
+
+    rows: torch.Tensor
+    kept: torch.Tensor
+    gates: torch.Tensor
+    keys: torch.Tensor | None
+    u: torch.Tensor | None
+    live: torch.Tensor
+    parents: torch.Tensor
+    qkv: torch.Tensor
+    vectors: torch.Tensor | None
+    decays: torch.Tensor
+    products: torch.Tensor | None
+    readout: torch.Tensor
+    inverse: torch.Tensor | None
+    scales: torch.Tensor
+    ancestors: torch.Tensor
+    check: bool = True
+    traced: bool = False
+    overlap: bool = False  # solve starts beside factor and waits inside: sm_90 and later
+    convolved: bool = False  # rows came from verify_qkv
+
+    @property
+    def layers(self) -> int:
+        """Layers there is room for."""
+        return self.rows.shape[0]
+
+    @property
+    def batch(self) -> int:
+        """Rows there is room for."""
+        return self.live.shape[0]
+
+    def convolved_rows(self, layer: int) -> torch.Tensor:
+        """Rows that the recurrence of the layer verified last was given: [B, T, C]."""
+        kept = self.rows[layer] if self.convolved else self.qkv
+        return kept[:, 3:]
+
+    @property
+    def round_bytes(self) -> int:
+        """Bytes that live until acceptance."""
+        kept = (self.rows, self.kept, self.gates, self.live, self.parents)
+        return sum(t.numel() * t.element_size() for t in kept if t is not None)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of one layer's scratch, reused by every layer."""
+        scratch = (self.qkv, self.decays, self.readout, self.scales, self.ancestors)
+        return sum(t.numel() * t.element_size() for t in scratch if t is not None)
+
+
+def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
+    """All memory of a round; verify and commit allocate nothing when `out` is given."""
+    for name, value, least in (("batch", batch, 0), ("layers", layers, 1)):
+        if type(value) is not int or not least <= value < 1 << 31:
+            raise ValueError(f"{name}: expected a whole number from {least}, got {value!r}")
+    try:
+        device = torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"device: expected one that torch has here, got {device!r}") from error
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return Factors(
+        rows=empty(layers, batch, 67, 10240, dtype=MODULE.dtype),
+        kept=empty(layers, 5, 10240, dtype=MODULE.dtype),
+        gates=empty(layers, batch, 64, 2, 128),
+        keys=None,
+        u=None,
+        live=torch.zeros(batch, 64, dtype=torch.int8, device=device),
+        parents=empty(batch, 64, dtype=torch.int32),
+        qkv=empty(batch, 67, 10240, dtype=MODULE.dtype),
+        vectors=None,
+        decays=empty(batch, 3, 128, 64),
+        # where solve is merged with factor, each value tile has its own
+        products=None,
+        readout=empty(batch, 128, 2, 64, 64, dtype=torch.bfloat16),
+        inverse=None,
+        scales=empty(batch, 128, 4, 64),
+        ancestors=empty(batch, 2, 64, dtype=torch.int32),
+        overlap=_can_overlap(device),
+    )
+
+
+def _can_overlap(device: torch.device) -> bool:
+    """Whether a kernel of this device may start before the one that it waits for has ended."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def verify(
+    x,
+    a,
+    b,
+    conv_weight,
+    A_log,
+    dt_bias,
+    state,
+    conv_state,
+    slots,
+    factors,
+    *,
+    layer=0,
+    conv_bias=None,
+    parents=None,
+    live=None,
+    out=None,
+    schedule=None,
+    pending=None,
+    D=None,
+):
+    """Score every node of B trees from their slots' states: out [B, T, Hv, dv] in x's dtype.
+
+    x [B, T, C]: pre-convolution rows v|k|q, unit last stride.  a [B, T, Hv], any strides.
+    conv_weight [C, W], conv_bias [C] or None.  A_log, dt_bias [Hv].  D [Hv] or None.  state
+    [slots, Hv, dv, dk] and conv_state [slots, C, W-1] (oldest first) are only read.  slots [B],
+    negative = padded row.  b: None.
+    parents [B, T], -1 at node 0.
+    live [B, T] bool, prefix-closed, None = all.  Dead and padded rows give zeros.
+    pending (factors, last_node [B]): what commit() of the round before would have been given, row
+    by row; its factors are others than this round's.  state and conv_state are then written, bit
+    for bit as that commit would: call no commit() for it, and verify every layer so.
+    Raises ValueError, before any launch, for a wrong shape, dtype, device or stride.
+    """
+    if _checks(factors):
+        _expect("slots", slots, (None,), _INTEGERS, None)
+        shape = (slots.shape[0], None, 10240)
+        _expect("x", x, shape, (MODULE.dtype,), None, (None, None, 1))
+        _expect("conv_weight", conv_weight, (10240, 4), (MODULE.dtype,), x.device, (4, 1))
+        if conv_bias is not None:
+            _expect("conv_bias", conv_bias, (10240,), (MODULE.dtype,), x.device, (1,))
+        shape = (None, 10240, 3)
+        _expect("conv_state", conv_state, shape, (MODULE.dtype,), x.device, (None, 3, 1))
+    s_b, s_t = x.stride(0), x.stride(1)
+    return _verify(
+        (x[..., 9216:], s_b, s_t, 128),
+        (x[..., 8192:], s_b, s_t, 128),
+        (x, s_b, s_t, 64),
+        (a, b, A_log, dt_bias, D),
+        (conv_weight, conv_bias, conv_state, conv_state.stride(0)),
+        (state, slots, factors, layer),
+        (parents, live, out, schedule, pending),
+    )
+
+
+def verify_qkv(
+    q,
+    k,
+    v,
+    a,
+    b,
+    A_log,
+    dt_bias,
+    state,
+    slots,
+    factors,
+    *,
+    layer=0,
+    parents=None,
+    live=None,
+    out=None,
+    schedule=None,
+    pending=None,
+    D=None,
+):
+    """verify() for engines with a convolution of their own; commit then takes conv_state=None.
+
+    q, k [B, T, Hk, dk] and v [B, T, Hv, dv] after the convolution, unit last
+    stride; everything else as in verify().
+    """
+    if _checks(factors):
+        _expect("slots", slots, (None,), _INTEGERS, None)
+        shape, unit = (slots.shape[0], None, 8, 128), (None, None, None, 1)
+        _expect("q", q, shape, (MODULE.dtype,), None, unit)
+        _expect("k", k, q.shape, (MODULE.dtype,), q.device, unit)
+        _expect("v", v, (*q.shape[:2], 128, 64), (MODULE.dtype,), q.device, unit)
+    return _verify(
+        (q, *q.stride()[:3]),
+        (k, *k.stride()[:3]),
+        (v, *v.stride()[:3]),
+        (a, b, A_log, dt_bias, D),
+        (None, None, None, 0),
+        (state, slots, factors, layer),
+        (parents, live, out, schedule, pending),
+    )
+
+
+def _verify(q, k, v, gate, conv, pool, options):
+    """Both verifies: q, k, v are (tensor, batch, node and head stride)."""
+    a, b, A_log, dt_bias, D = gate
+    state, slots, f, layer = pool
+    parents, live, out, _, pending = options
+    batch, n = q[0].shape[:2]
+    if f.check:
+        _check_verify(q[0], n, gate, conv[2], pool, options)
+    f.convolved = conv[0] is None
+    if out is None:
+        out = q[0].new_empty(batch, n, 128, 64)
+    if batch == 0:
+        return out
+    with _on(q[0]):
+        if not f.traced:
+            s_l = (0, 0) if live is None else live.stride()
+            trace_mamba2_any64_d8_h8x128_k128_v64[(8, batch)](
+                parents,
+                live,
+                slots,
+                f.parents,
+                f.live,
+                f.ancestors,
+                *parents.stride(),
+                *s_l,
+                n,
+                HAS_LIVE=live is not None,
+                num_warps=1,
+            )
+        # rows that need no convolution are read from where they are kept
+        qkv = f.rows[layer] if f.convolved else f.qkv
+        past = _pending_of(pending, layer)
+        masked = True
+        # few requests: more programs, of fewer nodes; many: each head's rows fetched once
+        tiles = 8 if batch >= 16 else 1
+        if 4 <= batch < 16:
+            tiles = 4
+        programs = 8 + 144 * -(-8 // tiles)
+        prepare_mamba2_any64_d8_h8x128_k128_v64[(programs, batch)](
+            q[0],
+            k[0],
+            v[0],
+            a,
+            b,
+            conv[0],
+            conv[1],
+            A_log,
+            dt_bias,
+            conv[2],
+            slots,
+            f.live,
+            f.parents,
+            *past[:4],
+            qkv,
+            f.rows[layer],
+            f.kept[layer],
+            f.gates[layer],
+            None,
+            f.vectors,
+            f.decays,
+            *q[1:],
+            *k[1:],
+            *v[1:],
+            *a.stride(),
+            *(0, 0, 0),
+            conv[3],
+            CONVOLVE=conv[0] is not None,
+            MASKED=masked,
+            TILES=tiles,
+            num_warps=4,
+        )
+        overlap = f.overlap
+        beside = {"launch_pdl": True} if overlap else {}
+        merged = batch <= 1 and not overlap
+        if not merged:
+            heads = 1
+            factor_mamba2_any64_d8_h8x128_k128_v64[(128 // heads, batch)](
+                qkv,
+                slots,
+                f.vectors,
+                f.decays,
+                f.ancestors,
+                f.products,
+                f.readout,
+                f.inverse,
+                f.scales,
+                HEADS=heads,
+                OVERLAP=overlap,
+                DOT=DOT,
+                num_warps=4,
+                num_stages=1,
+                **beside,
+            )
+        solve_mamba2_any64_d8_h8x128_k128_v64[(1, 128, batch)](
+            qkv,
+            state,
+            slots,
+            f.vectors,
+            f.decays,
+            f.ancestors,
+            f.products,
+            f.readout,
+            f.inverse,
+            f.scales,
+            None,
+            out,
+            D,
+            *past,
+            *((None, 0) if pending is None else conv[2:]),
+            n,
+            state.stride(0),
+            *out.stride()[:3],
+            MERGED=merged,
+            OVERLAP=overlap,
+            FOLD=DOT,
+            DOT=DOT,
+            num_warps=4,
+            num_stages=3,
+            **({} if merged else CAP if pending is None else COMMIT_CAP),
+            **beside,
+        )
+    return out
+
+
+def _pending_of(pending, layer):
+    """What kernels take of the round before: its accepted nodes, its tree, a layer's factors."""
+    if pending is None:
+        return (None,) * 8
+    f, last_node = pending
+    return (
+        last_node,
+        f.live,
+        f.parents,
+        f.rows[layer],
+        f.kept[layer],
+        f.gates[layer],
+        None,
+        None,
+    )
+
+
+def commit(
+    factors,
+    state,
+    conv_state,
+    slots,
+    last_node,
+    *,
+    parents=None,
+    track_slots=None,
+    track_node=None,
+) -> None:
+    """Write each row's accepted state and window into its slot, all layers in one launch.
+
+    state [L, slots, Hv, dv, dk]; conv_state [L, slots, C, W-1], or None after verify_qkv.
+    last_node [B] int32 or int64: the last accepted node; -1, a dead node, one out of range and a
+    padded row commit nothing.  track_slots, track_node [B]: first write the state and window at
+    an ancestor of the accepted node (or itself) into another slot, which no other row has; -1 =
+    none.  The topology is the one that verify stored, `parents` is only checked.
+    Raises ValueError, before any launch, for a wrong shape, dtype, device or stride.
+    """
+    f = factors
+    if _checks(f):
+        _check_commit(f, state, conv_state, slots, last_node, parents, track_slots, track_node)
+    batch, layers = slots.shape[0], state.shape[0]
+    if batch == 0:
+        return
+    s_w = (0, 0) if conv_state is None else conv_state.stride()[:2]
+    with _on(state):
+        commit_mamba2_any64_d8_h8x128_k128_v64[(128, batch, layers)](
+            state,
+            conv_state,
+            slots,
+            last_node,
+            track_slots,
+            track_node,
+            f.rows,
+            f.kept,
+            f.gates,
+            f.keys,
+            f.u,
+            f.live,
+            f.parents,
+            f.batch,
+            *state.stride()[:2],
+            *s_w,
+            CONVOLVED=conv_state is None,
+            num_warps=4,
+            num_stages=1,
+            **COMMIT_CAP,
+        )
+
+
+def flush(
+    factors,
+    state,
+    conv_state,
+    slots,
+    last_node,
+    *,
+    parents=None,
+    track_slots=None,
+    track_node=None,
+) -> None:
+    """commit() of a round that was to be pending, before its slots leave: finished, preempted,
+    or read by others.  Arguments and errors are those of commit(); so are all bits.
+    """
+    commit(
+        factors,
+        state,
+        conv_state,
+        slots,
+        last_node,
+        parents=parents,
+        track_slots=track_slots,
+        track_node=track_node,
+    )
+
+
+def _on(tensor):
+    """Make the tensor's device the current one: Triton launches on that."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
+def _checks(factors):
+    """Whether arguments are checked; that factors came from this module's allocate() always is."""
+    if not isinstance(factors, Factors):
+        raise ValueError(
+            f"factors: expected those of allocate() of {MODULE.name}, got {type(factors).__name__}"
+        )
+    return factors.check
+
+
+def _expect(name, tensor, shape, dtypes, device, strides=None):
+    """One shape of argument error: what was expected, what came; None = anything."""
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        have = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise ValueError(f"{name}: expected a tensor, got {have}")
+    want = tuple("any" if s is None else s for s in shape)
+    if len(shape) != tensor.dim() or any(
+        s is not None and s != t for s, t in zip(shape, tensor.shape, strict=True)
+    ):
+        raise ValueError(f"{name}: expected shape {want}, got {tuple(tensor.shape)}")
+    if tensor.dtype not in dtypes:
+        have = " or ".join(map(str, dtypes))
+        raise ValueError(f"{name}: expected {have}, got {tensor.dtype}")
+    if device is not None and tensor.device != device:
+        raise ValueError(f"{name}: expected device {device}, got {tensor.device}")
+    if strides is not None and any(
+        s is not None and n > 1 and s != t
+        for s, t, n in zip(strides, tensor.stride(), tensor.shape, strict=True)
+    ):
+        want = tuple("any" if s is None else s for s in strides)
+        raise ValueError(f"{name}: expected strides {want}, got {tensor.stride()}")
+
+
+def _expect_none(**given):
+    """Arguments that other mixers have."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name}: expected None, {MODULE.mixer} has no such argument")
+
+
+def _expect_apart(name, tensor):
+    """What is written has no two entries in one place."""
+    end = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride < end:
+            raise ValueError(f"{name}: expected entries apart, got strides {tensor.stride()}")
+        end += stride * (size - 1)
+
+
+def _expect_runnable(name, device):
+    """Kernels run on a GPU, and in the interpreter on the CPU."""
+    if device.type != "cuda" and not (device.type == "cpu" and triton.knobs.runtime.interpret):
+        raise ValueError(
+            f"{name}: expected a GPU tensor, or TRITON_INTERPRET=1 from the start, got {device}"
+        )
+
+
+_INTEGERS = (torch.int32, torch.int64)
+
+
+def _check_verify(x, n, gate, conv_state, pool, options):
+    """Everything but the rows themselves; contents too, outside of graph capture."""
+    a, b, A_log, dt_bias, D = gate
+    state, slots, f, layer = pool
+    parents, live, out, schedule, pending = options
+    batch, device = x.shape[0], x.device
+    rows = "q" if conv_state is None else "x"
+    if not 1 <= n <= 64:
+        raise ValueError(f"{rows}: expected 1 to 64 nodes, got {n}")
+    if schedule not in (None, *MODULE.schedules):
+        raise ValueError(f"schedule: expected one of {MODULE.schedules}, got {schedule!r}")
+    _expect_runnable(rows, device)
+    if batch > f.batch or f.live.device != device:
+        raise ValueError(
+            f"factors: expected room for batch {batch} on {device}, "
+            f"got batch {f.batch} on {f.live.device}"
+        )
+    # torch takes True for a mask, not for 1
+    if type(layer) is not int or layer not in range(f.layers):
+        raise ValueError(f"layer: expected 0 to {f.layers - 1}, got {layer!r}")
+    wide = (torch.float32, MODULE.dtype)
+    for name, tensor in (("a", a),):
+        _expect(name, tensor, (batch, n, 128), wide, device)
+    for name, tensor in (("A_log", A_log), ("dt_bias", dt_bias)):
+        _expect(name, tensor, (128,), wide, device, (1,))
+    if D is not None:
+        _expect("D", D, (128,), wide, device, (1,))
+    _expect_none(b=b)
+    shape, pitch = (None, 128, 64, 128), (None, 8192, 128, 1)
+    _expect("state", state, shape, (MODULE.state_dtype,), device, pitch)
+    if conv_state is not None and conv_state.shape[0] != state.shape[0]:
+        raise ValueError(
+            f"conv_state: expected {state.shape[0]} slots as in state, got {conv_state.shape[0]}"
+        )
+    _expect("slots", slots, (batch,), _INTEGERS, device, (1,))
+    if out is not None:
+        shape = (batch, n, 128, 64)
+        _expect("out", out, shape, (MODULE.dtype,), device, (None, None, None, 1))
+        _expect_apart("out", out)
+        if n * out.stride(1) >= 1 << 31:
+            raise ValueError(f"out: expected a node stride below 2^31 / {n}, got {out.stride(1)}")
+    if live is not None:
+        _expect("live", live, (batch, n), (torch.bool,), device)
+    _expect("parents", parents, (batch, n), _INTEGERS, device)
+    if pending is not None:
+        _check_pending(pending, pool, conv_state, schedule)
+    if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        _check_contents(state, slots, parents, live)
+        if pending is not None and batch and int(pending[1].max()) >= 0:
+            _check_kind(pending[0], conv_state)
+
+
+def _check_pending(pending, pool, conv_state, schedule):
+    """The round before, in factors of its own; the pools are written for it."""
+    state, slots, f, layer = pool
+    if schedule == "tiled":
+        raise ValueError("pending: expected None under schedule 'tiled', which commits apart")
+    if not isinstance(pending, tuple) or len(pending) != 2:
+        raise ValueError(f"pending: expected (factors, last_node), got {type(pending).__name__}")
+    before, last_node = pending
+    if not isinstance(before, Factors):
+        raise ValueError(
+            f"pending: expected factors of allocate() of {MODULE.name}, "
+            f"got {type(before).__name__}"
+        )
+    if before is f:
+        raise ValueError("pending: expected other factors than this round's, which verify writes")
+    batch, device = slots.shape[0], state.device
+    if batch > before.batch or layer >= before.layers or before.live.device != device:
+        raise ValueError(
+            f"pending: expected factors of layer {layer} and {batch} rows on {device}, got "
+            f"{before.layers} layers and {before.batch} rows on {before.live.device}"
+        )
+    _expect("pending last_node", last_node, (batch,), _INTEGERS, device, (1,))
+    _expect_apart("state", state)
+    if conv_state is not None:
+        _expect_apart("conv_state", conv_state)
+
+
+def _check_kind(before, conv_state):
+    """A round of verify is committed with windows, one of verify_qkv without."""
+    if before.convolved != (conv_state is None):
+        kinds = ("verify_qkv", "verify") if before.convolved else ("verify", "verify_qkv")
+        raise ValueError("pending: factors of {} are not for {}".format(*kinds))
+
+
+def _check_contents(state, slots, parents, live):
+    """Slots in range, parents a tree that is not too deep, live prefix-closed; synchronises."""
+    if slots.numel() and int(slots.max()) >= state.shape[0]:
+        raise ValueError(f"slots: expected below {state.shape[0]}, got {int(slots.max())}")
+    trees = parents.tolist()
+    alive = [[True] * len(tree) for tree in trees] if live is None else live.tolist()
+    padded = (slots < 0).tolist()
+    for row, (tree, keep) in enumerate(zip(trees, alive, strict=True)):
+        if padded[row]:
+            continue
+        levels = [0]
+        for node in range(1, len(tree)):
+            parent = tree[node]
+            if not keep[node]:
+                levels.append(0)
+                continue
+            if not 0 <= parent < node:
+                raise ValueError(
+                    f"parents: row {row} node {node}: expected a parent below {node}, got {parent}"
+                )
+            if not keep[parent]:
+                raise ValueError(
+                    f"live: row {row} node {node}: expected a live parent, got dead node {parent}"
+                )
+            levels.append(levels[parent] + 1)
+        if max(levels) > MODULE.depth:
+            raise ValueError(
+                f"parents: row {row}: expected depth {MODULE.depth} or less, got {max(levels)}"
+            )
+
+
+def _check_commit(f, state, conv_state, slots, last_node, parents, track_slots, track_node):
+    """Arguments of commit, against the round that verify left in the factors."""
+    device = f.live.device
+    shape = (None, None, 128, 64, 128)
+    _expect("state", state, shape, (MODULE.state_dtype,), device, (None, None, 8192, 128, 1))
+    _expect("slots", slots, (None,), _INTEGERS, device, (1,))
+    _expect_runnable("state", device)
+    _expect_apart("state", state)
+    batch, layers = slots.shape[0], state.shape[0]
+    if layers > f.layers:
+        raise ValueError(f"state: expected at most {f.layers} layers, got {layers}")
+    if batch > f.batch:
+        raise ValueError(f"slots: expected at most {f.batch} rows, got {batch}")
+    _expect("last_node", last_node, (batch,), _INTEGERS, device, (1,))
+    if (conv_state is None) != f.convolved:
+        raise ValueError(
+            "conv_state: expected None after verify_qkv and a tensor after verify, got "
+            f"{'None' if conv_state is None else 'a tensor'}"
+        )
+    if conv_state is not None:
+        shape = (layers, state.shape[1], 10240, 3)
+        _expect("conv_state", conv_state, shape, (MODULE.dtype,), device, (None, None, 3, 1))
+        _expect_apart("conv_state", conv_state)
+    if (track_slots is None) != (track_node is None):
+        raise ValueError("track_slots, track_node: expected both or neither, got one")
+    if track_slots is not None:
+        _expect("track_slots", track_slots, (batch,), _INTEGERS, device, (1,))
+        _expect("track_node", track_node, (batch,), _INTEGERS, device, (1,))
+    if parents is not None:
+        _expect("parents", parents, (batch, None), _INTEGERS, device)
+    if not (state.is_cuda and torch.cuda.is_current_stream_capturing()):
+        for name, tensor in (("slots", slots), ("track_slots", track_slots)):
+            if tensor is not None and batch and int(tensor.max()) >= state.shape[1]:
+                raise ValueError(
+                    f"{name}: expected below {state.shape[1]}, got {int(tensor.max())}"
+                )
+        if track_slots is not None:
+            _expect_own_tracks(slots.tolist(), track_slots.tolist())
+
+
+def _expect_own_tracks(slots, tracks):
+    """No two rows write one slot; a row may track into its own."""
+    for row, slot in enumerate(tracks):
+        others = slots[:row] + slots[row + 1 :] + tracks[:row]
+        if slot >= 0 and slot in others:
+            raise ValueError(f"track_slots: slot {slot} of row {row} is another row's as well")
