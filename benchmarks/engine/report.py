@@ -55,10 +55,11 @@ def find_faults(base: dict[str, Any], records: list[dict[str, Any]]) -> list[str
     for record in (r for r in records if r["plugin"]):
         stock = own.get(record["tree"])
         for i, run in enumerate(record["runs"]):
-            clear = [d for d in first_differences(base, run) if d[1] > TIE]
+            # a lead that plain decoding did not record is no tie
+            clear = [d for d in first_differences(base, run) if not d[1] <= TIE]
             if clear:
                 faults.append(
-                    f"{record['label']}, batch {run['batch']}: clear leads lost: {clear}"
+                    f"{record['label']}, batch {run['batch']}: clear or unknown leads lost: {clear}"
                 )
             if stock is None:
                 continue
