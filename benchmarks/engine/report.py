@@ -59,7 +59,8 @@ def find_faults(base: dict[str, Any], records: list[dict[str, Any]]) -> list[str
             clear = [d for d in first_differences(base, run) if not d[1] <= TIE]
             if clear:
                 faults.append(
-                    f"{record['label']}, batch {run['batch']}: clear or unknown leads lost: {clear}"
+                    f"{record['label']}, batch {run['batch']}: leads lost, clear or unknown: "
+                    f"{clear}"
                 )
             if stock is None:
                 continue
