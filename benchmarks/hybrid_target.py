@@ -18,6 +18,7 @@ from torch import Tensor
 
 from benchmarks.decode_kernels import decode_step
 from bolegen_runtime import Pass
+from bolegen_runtime.adapters import adapt_model
 from examples.tree_decoding import layers
 
 __all__ = ["HybridTarget", "Place", "attend", "heap_tree"]
@@ -59,8 +60,8 @@ class HybridTarget:
         self.dtype, self.device = model.lm_head.weight.dtype, model.lm_head.weight.device
         self._gen = torch.Generator(self.device).manual_seed(0)
         c = self.config = model.config
-        self.mixers = [n.linear_attn for n in model.model.layers if layers.is_recurrent(n)]
-        recurrent, channels = len(self.mixers), self.mixers[0].conv_dim
+        self.adapters = adapt_model(model)
+        recurrent, channels = len(self.adapters), self.adapters[0].token_mixer.conv_dim
         self.heads = (c.linear_num_key_heads, c.linear_num_value_heads)
         state = (self.heads[1], c.linear_value_head_dim, c.linear_key_head_dim)
         self.states = self._random(recurrent, batch, *state, dtype=torch.float32)
@@ -139,10 +140,11 @@ class HybridTarget:
 
     def _delta(self, layer: int, at: Place) -> Mix:
         def mix(mixer: Any, x: Tensor) -> Tensor:
-            rows = layers.delta_rows(mixer, x)
-            weights = (mixer.conv1d.weight[:, 0], mixer.A_log, mixer.dt_bias)
+            adapter = self.adapters[layer]
+            rows, own = adapter.project(x), adapter.constants
+            weights = (own.conv_weight, own.A_log, own.dt_bias)
             pools = (self.states[layer], self.windows[layer], at.slots)
-            arguments = (rows.qkv, rows.a, rows.b, *weights, *pools)
+            arguments: tuple[Any, ...] = (rows.x, rows.a, rows.b, *weights, *pools)
             if at.module is None:
                 out = decode_step(*arguments, heads=self.heads)
             else:
@@ -152,7 +154,7 @@ class HybridTarget:
                     *arguments, factors, layer=layer, parents=at.parents
                 )
                 factors.traced = False
-            return layers.delta_output(mixer, out, rows.z)
+            return adapter.finish(out, rows.gate)
 
         return mix
 

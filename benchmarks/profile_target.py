@@ -176,7 +176,7 @@ def check_decode(target: HybridTarget, module: ModuleType) -> float:
     States must agree to 1e-4 (a rounding tie of the convolution may fall either way), outputs and
     windows to 1 %; the largest error over its limit. The pools are left as they were.
     """
-    mixer = target.mixers[0]
+    mixer = target.adapters[0].token_mixer
     gen = torch.Generator(target.device).manual_seed(2)
 
     def draw(*shape: int) -> torch.Tensor:

@@ -123,7 +123,7 @@ def _add_template(parser: argparse.ArgumentParser) -> None:
 def _add_layer(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", metavar="NAME", help=f"shapes of {_list(MODELS)}")
-    add("--mixer", default="gdn")
+    add("--mixer", metavar="NAME", help="the model's by default")
     add("--heads", metavar="HK:HV", help="key and value heads (16:32)")
     add("--dims", metavar="DK:DV", help="key and value dims (128:128)")
     add("--conv", type=int, metavar="W", help="convolution width, 2 to 4 (4)")
@@ -137,17 +137,19 @@ def _add_layer(parser: argparse.ArgumentParser) -> None:
 
 def _plan_tree(options: argparse.Namespace, target: Target | None = None) -> TreePlan:
     solver = Solver(options.solver) if options.solver else None
-    return plan_template(
-        options.template, _layer(options), depth=options.depth, target=target, solver=solver
-    )
+    spec = _layer(options)
+    plan = plan_template(options.template, spec, depth=options.depth, target=target, solver=solver)
+    own = find_model(options.model or _MODEL).mixer.name
+    if options.model and own != spec.mixer.name:
+        said = f"{options.model} has {own}; --mixer {spec.mixer.name} is taken"
+        print(f"bolegen: {said}", file=sys.stderr)
+    return plan
 
 
 def _compile(options: argparse.Namespace) -> None:
     target = find_target(options.target) if options.target else None
     module = compile_plan(_plan_tree(options, target))
-    built = ""
-    if target is not None:
-        built = _build_table(module, options.target)
+    built = _build_table(module, options.target) if target else ""
     path = write_module(module, options.out)
     print(_summary(module))
     if built:
@@ -183,8 +185,8 @@ def _say_solve(plan: TreePlan) -> list[str]:
     dropped = plan.depth - plan.steps
     kept = f"{plan.steps} products with G kept"
     if dropped:
-        kept += f", {dropped} dropped: no path has more than {plan.steps} edges, so G^"
-        kept += f"{plan.steps + 1} = 0"
+        kept += f", {dropped} dropped: no path has more than {plan.steps} edges, so "
+        kept += f"G^{plan.steps + 1} = 0"
     blocks = ", ".join(f"{b.rows} rows, {b.steps} inside" for b in plan.blocks[:4])
     more = ", ..." if len(plan.blocks) > 4 else ""
     columns = f"{plan.column_count} columns of G"
@@ -213,7 +215,7 @@ def _layer(options: argparse.Namespace) -> LayerSpec:
     heads = _pair(options.heads, "--heads", (model.key_heads, model.value_heads))
     dims = _pair(options.dims, "--dims", (model.d_k, model.d_v))
     return LayerSpec(
-        mixer=find_mixer(options.mixer),
+        mixer=model.mixer if options.mixer is None else find_mixer(options.mixer),
         key_heads=heads[0],
         value_heads=heads[1],
         d_k=dims[0],

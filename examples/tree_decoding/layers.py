@@ -3,7 +3,7 @@
 transformers owns the weights and the exact formulas of norms, gates and rotary
 embedding; what mixes tokens (causal attention, tree attention, the delta rule, a
 generated bolegen module) is passed in. Training, the target's tree pass and the draft
-head share these functions.
+head share these functions; bolegen_runtime.adapters cuts the recurrent mixers open.
 """
 # mypy: allow-untyped-calls
 
@@ -17,27 +17,15 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
 __all__ = [
     "AttentionRows",
-    "DeltaRows",
     "KeyValues",
     "Rope",
     "apply_layer",
     "attention_output",
     "attention_rows",
-    "delta_output",
-    "delta_rows",
     "is_recurrent",
 ]
 
 Rope = tuple[Tensor, Tensor]
-
-
-class DeltaRows(NamedTuple):
-    """Projections of a Gated DeltaNet layer, one row a token, before its convolution."""
-
-    qkv: Tensor  # [B, T, C], C = 2 Hk dk + Hv dv
-    z: Tensor  # [B, T, Hv, dv], the output gate
-    a: Tensor  # [B, T, Hv], decay input
-    b: Tensor  # [B, T, Hv], write-gate input
 
 
 class AttentionRows(NamedTuple):
@@ -80,19 +68,6 @@ def apply_layer(layer: Any, x: Tensor, mix: Callable[[Any, Tensor], Tensor]) -> 
     x = x + mix(mixer, layer.input_layernorm(x))
     mlp: Tensor = layer.mlp(layer.post_attention_layernorm(x))
     return x + mlp
-
-
-def delta_rows(mixer: Any, x: Tensor) -> DeltaRows:
-    """Project normalised rows x [B, T, hidden] for a Gated DeltaNet layer."""
-    z = mixer.in_proj_z(x).unflatten(-1, (-1, mixer.head_v_dim))
-    return DeltaRows(mixer.in_proj_qkv(x), z, mixer.in_proj_a(x), mixer.in_proj_b(x))
-
-
-def delta_output(mixer: Any, out: Tensor, z: Tensor) -> Tensor:
-    """Norm, gate and project the recurrence's output [B, T, Hv, dv] to [B, T, hidden]."""
-    gated = mixer.norm(out.reshape(-1, out.shape[-1]), z.reshape(-1, z.shape[-1]))
-    projected: Tensor = mixer.out_proj(gated.view(*out.shape[:2], -1))
-    return projected
 
 
 def attention_rows(mixer: Any, x: Tensor, rope: Rope) -> AttentionRows:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bolegen_runtime.adapters import adapt
+
 from . import layers
 from .model import Model
 
@@ -67,9 +69,10 @@ def delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tens
 
 def mix_delta(mixer: Any, x: Tensor) -> Tensor:
     """A Gated DeltaNet layer's token mixer over whole sequences x [B, T, hidden]."""
-    rows = layers.delta_rows(mixer, x)
+    adapter = adapt(mixer)
+    rows: Any = adapter.project(x)
     width = mixer.conv_kernel_size
-    padded = functional.pad(rows.qkv.mT, (width - 1, 0))
+    padded = functional.pad(rows.x.mT, (width - 1, 0))
     qkv = functional.silu(
         functional.conv1d(padded, mixer.conv1d.weight.to(x.dtype), groups=mixer.conv_dim)
     ).mT
@@ -82,7 +85,7 @@ def mix_delta(mixer: Any, x: Tensor) -> Tensor:
         v = v.unflatten(-1, (mixer.num_v_heads, -1)).transpose(1, 2)
         g = -mixer.A_log.exp() * functional.softplus(rows.a.float() + mixer.dt_bias)
         out = delta_rule(q, k, v, g.mT, rows.b.float().sigmoid().mT).transpose(1, 2)
-    return layers.delta_output(mixer, out.to(x.dtype), rows.z)
+    return adapter.finish(out.to(x.dtype), rows.gate)
 
 
 def causal_mixer(rope: layers.Rope) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from bolegen.ir import TreeTemplate
+from bolegen_runtime.adapters import adapt_model
 
 from . import layers
 from .model import Model
@@ -51,13 +52,13 @@ class TreeTarget:
             for i in range(config.num_hidden_layers)
             if i not in self._recurrent
         }
-        heads = config.linear_num_value_heads
-        dk, dv = config.linear_key_head_dim, config.linear_value_head_dim
-        channels = 2 * config.linear_num_key_heads * dk + heads * dv
+        self._adapters = adapt_model(model.target)
+        shapes = self._adapters[0].shapes
+        (hk, hv), (dk, dv) = shapes["heads"], shapes["dims"]
         # pools of one slot: [L, slots, Hv, dv, dk] and [L, slots, C, W-1]
-        pools = (len(self._recurrent), 1)
-        self._states = like.new_zeros(*pools, heads, dv, dk, dtype=torch.float32)
-        self._windows = like.new_zeros(*pools, channels, config.linear_conv_kernel_dim - 1)
+        pools, channels = (len(self._recurrent), 1), 2 * hk * dk + hv * dv
+        self._states = like.new_zeros(*pools, hv, dv, dk, dtype=torch.float32)
+        self._windows = like.new_zeros(*pools, channels, shapes["conv"] - 1)
         self._slots = torch.zeros(1, dtype=torch.int32, device=model.device)
         self._factors = module.allocate(1, len(self._recurrent), model.device)
 
@@ -65,15 +66,13 @@ class TreeTarget:
     def prefill(self, prompt: Sequence[int]) -> Tensor:
         """Run the prompt through transformers and take its states over.
 
-        Returns the final hidden rows [T, hidden]. transformers keeps a recurrent state as
-        [1, Hv, dk, dv] and all W columns of a convolution window, oldest first.
+        Returns the final hidden rows [T, hidden].
         """
         cache = DynamicCache(config=self.model.config)
         hidden = self.model.forward(torch.tensor([prompt], device=self.model.device), cache)
         entries: list[Any] = cache.layers
-        for row, i in enumerate(self._recurrent):
-            self._states[row] = entries[i].recurrent_states[0].mT
-            self._windows[row] = entries[i].conv_states[0][..., -self._windows.shape[-1] :]
+        for row, adapter in enumerate(self._adapters):
+            adapter.import_cache(cache, self._states[row], self._windows[row], self._slots)
         for i, memory in self._memories.items():
             memory.append(0, entries[i].keys, entries[i].values)
         self.length = len(prompt)
@@ -111,14 +110,9 @@ class TreeTarget:
 
     def _delta_mixer(self, row: int, live: Tensor) -> Callable[[Any, Tensor], Tensor]:
         def mix(mixer: Any, x: Tensor) -> Tensor:
-            rows = layers.delta_rows(mixer, x)
-            out = self.module.verify(
-                rows.qkv,
-                rows.a,
-                rows.b,
-                mixer.conv1d.weight[:, 0],
-                mixer.A_log,
-                mixer.dt_bias,
+            return self._adapters[row].verify(
+                self.module,
+                x,
                 self._states[row],
                 self._windows[row],
                 self._slots,
@@ -126,7 +120,6 @@ class TreeTarget:
                 layer=row,
                 live=live[None],
             )
-            return layers.delta_output(mixer, out, rows.z)
 
         return mix
 

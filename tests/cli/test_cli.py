@@ -115,7 +115,7 @@ def test_a_model_gives_the_shapes_and_options_override_them(tmp_path: Path) -> N
     assert compile_into(tmp_path, *options) == 0
     assert compile_into(tmp_path, *options, "--dims", "64:64") == 0
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"gdn_2_d1_h30x30_k96_v192.py", "gdn_2_d1_h30x30_k64_v64.py"}
+    assert names == {"gdn_neg_2_d1_h30x30_k96_v192.py", "gdn_neg_2_d1_h30x30_k64_v64.py"}
 
 
 def test_show_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
