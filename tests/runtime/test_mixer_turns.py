@@ -26,9 +26,10 @@ def weights_of(m: ModuleType, r: Operands) -> list[LayerWeights]:
     mixer = find_mixer(m.MODULE.mixer)
     made = []
     for layer in range(LAYERS):
-        _, _, *heads = r.gates(m, layer)
+        _, _, A_log, dt_bias = r.gates(m, layer)
         taps = r.conv_weight[layer] if mixer.convolved else None
-        made.append(LayerWeights(taps, *heads, D=None if r.D is None else r.D[layer]))
+        skip = None if r.D is None else r.D[layer]
+        made.append(LayerWeights(taps, A_log, dt_bias, D=skip))
     return made
 
 
