@@ -7,6 +7,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -154,9 +155,10 @@ def split(m: ModuleType, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, t
     (hk, hv), (dk, dv) = m.MODULE.heads, m.MODULE.dims
     sizes = {"q": hk * dk, "k": hk * dk, "v": hv * dv}
     order = find_mixer(m.MODULE.mixer).row
-    parts = dict(zip(order, x.split([sizes[part] for part in order], -1), strict=True))
-    q, k = (parts[part].unflatten(-1, (hk, dk)) for part in "qk")
-    return q, k, parts["v"].unflatten(-1, (hv, dv))
+    *ends, _ = accumulate(sizes[part] for part in order)
+    parts = dict(zip(order, x.tensor_split(ends, -1), strict=True))
+    q, k = (parts[part].view(*x.shape[:-1], hk, dk) for part in "qk")
+    return q, k, parts["v"].view(*x.shape[:-1], hv, dv)
 
 
 def make_round(
