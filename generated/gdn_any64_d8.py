@@ -5,10 +5,12 @@ parents   given at run time
 depth     8 supported; 8 products with G needed
 proof     by support: G^9 = 0 for every tree of depth 8 or less
 layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
+mixer     delta term, unit keys, convolution, rows q|k|v
+gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    7298d223a4277201
+digest    bc4be823c233afa6
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -70,7 +72,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled",),
-    digest="7298d223a4277201",
+    digest="bc4be823c233afa6",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"

@@ -24,7 +24,8 @@ def spell_mixer(plan: TreePlan) -> dict[str, object]:
     words = ["log decay"] * (mixer.decay is Decay.SCALAR) + ["write gate"] * gated
     return {
         "mixer": mixer.name,
-        "mixer_line": describe_mixer(mixer),
+        "mixer_line": _describe(mixer),
+        "gates_line": f"g = {mixer.log_decay}; beta = {mixer.write_gate}",
         "row": "|".join(mixer.row),
         "delta": mixer.delta,
         "unit": mixer.unit_keys,
@@ -55,16 +56,16 @@ def spell_mixer(plan: TreePlan) -> dict[str, object]:
             + ["path sums of log decays"] * decays
         ),
         "closed_form": _closed_form(mixer),
+        "folded": _folded(mixer, replay),
         "solve_of": _solve_of(mixer, replay),
     }
 
 
-def describe_mixer(mixer: Mixer) -> str:
-    """Its gates and what else sets it apart, in a line."""
-    said = [f"g = {mixer.log_decay}", f"beta = {mixer.write_gate}"]
-    said += ["delta term"] * mixer.delta + ["unit keys"] * mixer.unit_keys
+def _describe(mixer: Mixer) -> str:
+    """What sets it apart but for its gates, in a line."""
+    said = ["delta term"] * mixer.delta + ["unit keys"] * mixer.unit_keys
     said += ["convolution"] * mixer.convolved + ["skip D v"] * mixer.skip
-    return "; ".join([*said, f"rows {'|'.join(mixer.row)}"])
+    return ", ".join([*said, f"rows {'|'.join(mixer.row)}"])
 
 
 def _shift(plane: int) -> str:
@@ -130,14 +131,13 @@ def _arguments(spec: LayerSpec) -> dict[str, object]:
         lines[1] = "conv_weight [C, W], conv_bias [C] or None.  "
     if heads:
         lines[1] += f"{', '.join(heads)} [Hv].  "
-    if mixer.skip:
-        lines[1] += "D [Hv] or None.  "
     lines[1] += "state [slots, Hv, dv, dk]" + (" and" if mixer.convolved else " is only read.")
     last = "conv_state [slots, C, W-1] (oldest first) are only read.  " * mixer.convolved
     lines.append(f"{last}slots [B], negative = padded row.")
-    if unused or not mixer.convolved:
-        others = [*unused, *(["conv_weight", "conv_bias", "conv_state"] * (not mixer.convolved))]
-        lines.append(f"{', '.join(others)}: None.")
+    others = [*unused, *(["conv_weight", "conv_bias", "conv_state"] * (not mixer.convolved))]
+    rest = ["D [Hv] or None."] * mixer.skip + [f"{', '.join(others)}: None."] * bool(others)
+    if rest:
+        lines.append("  ".join(rest))
     pairs = ", ".join
     return {
         "gate_checks": pairs(f'("{name}", {name})' for name in nodes) + ("," * (len(nodes) == 1)),
@@ -149,16 +149,36 @@ def _arguments(spec: LayerSpec) -> dict[str, object]:
 
 def _closed_form(mixer: Mixer) -> str:
     if mixer.delta:
-        reach = "D_P K S" if mixer.decay is not Decay.NONE else "K S"
-        state = "D_P Q S" if mixer.decay is not Decay.NONE else "Q S"
-        return f"O = {state} + C U,  (I + G) U = R,  R = D_beta (V - {reach}),  G nilpotent."
-    write = "D_beta V" if mixer.write_gate != "1" else "V"
-    skip = " + D V" if mixer.skip else ""
-    return f"O = D_P Q S + C U{skip},  U = {write}: there is no delta term, so that G = 0."
+        solved = f"(I + G) U = R,  R = D_beta (V - {_reached(mixer, 'K')}),  G nilpotent."
+        return f"O = {_reached(mixer, 'Q')} + C U,  {solved}"
+    alone = "there is no delta term, so that G = 0."
+    return f"O = {_reached(mixer, 'Q')} + C U{_skipped(mixer)},  U = {_written(mixer)}: {alone}"
+
+
+def _folded(mixer: Mixer, replay: bool) -> str:
+    """What factor leaves to solve, in a line."""
+    o = f"solve has O = {_reached(mixer, 'Q')} + Y R"
+    if mixer.delta:
+        u = "" if replay else ", U = R + Z R"
+        return f"Factor folds (I + G)^-1 into Y = C (I + G)^-1: {o}{u}."
+    return f"Nothing is to be solved, so Y = C and U = R: {o}{_skipped(mixer)}."
 
 
 def _solve_of(mixer: Mixer, replay: bool) -> str:
-    u = "" if replay else ", U = R + Z R"
+    o = f"O = {_reached(mixer, 'Q')} + Y R"
     if mixer.delta:
-        return f"R from state products, then O = D_P Q S + Y R{u}"
-    return f"O = D_P Q S + Y R, R = D_beta V{'' if replay else ' = U'}"
+        return f"R from state products, then {o}{'' if replay else ', U = R + Z R'}"
+    return f"{o}{_skipped(mixer)}, R = {_written(mixer)}{'' if replay else ' = U'}"
+
+
+def _reached(mixer: Mixer, rows: str) -> str:
+    """The state's part for rows K or Q."""
+    return f"{rows} S" if mixer.decay is Decay.NONE else f"D_P {rows} S"
+
+
+def _written(mixer: Mixer) -> str:
+    return "V" if mixer.write_gate == "1" else "D_beta V"
+
+
+def _skipped(mixer: Mixer) -> str:
+    return " + D V" if mixer.skip else ""
