@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16; 16 columns of G
-digest    146d9e4ebe00e45b
+digest    a0fc47d128e4c1e2
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -72,7 +72,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled",),
-    digest="146d9e4ebe00e45b",
+    digest="a0fc47d128e4c1e2",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -1048,7 +1048,7 @@ def _commit_state(
     m_v,
     CONVOLVED: tl.constexpr,
 ):
-    """Run the recurrence along the accepted path from kept rows; store after n_track nodes and n.
+    """Run the recurrence along the accepted path's rows; store after n_track nodes and after n.
 
     The state is scale * b_s [DK / 32, B_V, 32]: a decay is one product, not one an element.
     """
