@@ -15,6 +15,8 @@ from bolegen.codegen import EmittedModule, compile_plan, compile_template, plan_
 from bolegen.codegen.cut import cut_tiles
 from bolegen.codegen.emit import digest_of, write_module
 from bolegen.ir import (
+    GDN,
+    MIXERS,
     DType,
     LayerSpec,
     Precision,
@@ -49,6 +51,12 @@ SPREAD: dict[str, dict[str, Any]] = {
     "readout": {"template": "(3,3)", "spec": LayerSpec(readout="bf16", factors="pku")},
     "target": {"template": "(3,3)", "target": find_target("gfx942"), "depth": 511},
 }
+for _mixer in MIXERS.values():
+    _small, _pku = replace(SMALL, mixer=_mixer), LayerSpec(mixer=_mixer, factors="pku")
+    SPREAD[f"{_mixer.name}-9b"] = {"template": "(3,3,3)", "spec": LayerSpec(mixer=_mixer)}
+    SPREAD[f"{_mixer.name}-runtime"] = {"template": "any:64", "depth": 8, "spec": _pku}
+    SPREAD[f"{_mixer.name}-long"] = {"template": LONG, "spec": replace(_small, dtype=DType.FP32)}
+    SPREAD[f"{_mixer.name}-root"] = {"template": "chain:0", "spec": replace(_small, conv=2)}
 
 
 @cache
@@ -142,14 +150,16 @@ CHANGED: dict[str, Any] = {
 
 
 def bare(module: EmittedModule) -> str:
-    """The text without its name and digest."""
-    return module.text.replace(module.name, "NAME").replace(module.digest, "")
+    """The text without its name, its mixer's name and its digest."""
+    text = module.text.replace(module.name, "NAME").replace(module.digest, "")
+    return text.replace(f'"{module.plan.spec.mixer.name}"', "MIXER")
 
 
 def test_every_field_of_the_layer_shows_in_name_and_text() -> None:
-    # mixer has one value so far
     assert {field.name for field in fields(LayerSpec)} == {*CHANGED, "mixer"}
+    others = [mixer for mixer in MIXERS.values() if mixer is not GDN]
     modules = [emitted("9b")]
+    modules += [compile_template("(3,3,3)", LayerSpec(mixer), depth=8) for mixer in others]
     for name, value in CHANGED.items():
         changed = replace(LayerSpec(), **{name: value})
         modules.append(compile_template("(3,3,3)", changed, depth=8))
@@ -209,6 +219,8 @@ def test_every_decision_of_the_plan_shows_in_the_digest(part: str) -> None:
 def test_the_polynomial_is_nested_and_never_summed(name: str) -> None:
     """X <- R - G X keeps R as what is added; adding to X, or squaring G, loses all digits."""
     kinds = ["_factor", "solve"] + ["_invert"] * ("def _invert" in emitted(name).text)
+    if not emitted(name).plan.spec.mixer.delta:
+        assert "b_g = -(" not in emitted(name).text, "there is no G"
     for kind in kinds:
         for node in ast.walk(function(emitted(name), kind)):
             for call in calls(node, "tl.dot") if isinstance(node, ast.stmt) else []:
@@ -224,14 +236,25 @@ def test_the_polynomial_is_nested_and_never_summed(name: str) -> None:
     assert "b_g @" not in emitted(name).text
 
 
+@pytest.mark.parametrize("name", SPREAD)
+def test_kernels_take_the_arguments_that_they_are_described_with(name: str) -> None:
+    """What builds ahead of time is what is launched."""
+    module = emitted(name)
+    functions = {f.name: f for f in ast.parse(module.text).body if isinstance(f, ast.FunctionDef)}
+    for kernel in module.module.kernels:
+        taken = [argument.arg for argument in functions[kernel.name].args.args]
+        assert taken == [param.name for param in kernel.params], kernel.name
+
+
 def planned_dots(plan: TreePlan) -> tuple[int, int]:
     """tl.dot calls of factor and solve as written: Y (and Z) by column blocks, R against them."""
-    both = 1 if plan.spec.factors == "replay" else 2
+    delta = plan.spec.mixer.delta
+    both = 2 if plan.spec.factors == "pku" and delta else 1
     terms = 3 if plan.precision.readout_terms == 2 else 1
     factor, solve = 0, 0
     # one column block: written out for a head alone, and for all value heads of a key head
     heads = {1, plan.tiling.heads} if len(plan.columns) == 1 else {1}
-    for start in range(0, plan.rows, plan.tiling.b_r):
+    for start in range(0, plan.rows, plan.tiling.b_r) if delta else ():
         blocks = [block for block in plan.columns if block.start < start + plan.tiling.b_r]
         for block in blocks:
             later = [other for other in blocks if other.start > block.start]

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from bolegen import oracle
+from bolegen.ir import GDN, Mixer, find_mixer
 from bolegen.oracle import Array
 from support.judge import LIMIT, Worst, numpy64, operands
 from support.rounds import Round, make_round
@@ -26,11 +27,13 @@ class History:
     def accept(self, m: ModuleType, r: Round, factors: Any, row: int, last: int) -> None:
         """Carry both along the path to `last`, from the rows that the kernel rounded."""
         known = operands(m, r, factors.convolved_rows(0), 0, row)[1:]
-        self.exact = oracle.committed_state(r.trees[row], last, *known, self.exact)
-        honest = serially(r.trees[row], last, *known, self.honest)
+        mixer = find_mixer(m.MODULE.mixer)
+        self.exact = oracle.committed_state(r.trees[row], last, *known, self.exact, mixer=mixer)
+        honest = serially(r.trees[row], last, *known, self.honest, mixer)
         self.honest = numpy64(torch.from_numpy(honest).to(self.kind))
         raw = numpy64(r.x[0, row])
-        self.window = oracle.committed_window(r.trees[row], last, raw, self.window)
+        if mixer.convolved:
+            self.window = oracle.committed_window(r.trees[row], last, raw, self.window)
 
     def judge(self, r: Round, slot: int, worst: Worst) -> None:
         """The state errs as the honest copy does, but for chance; the window not at all."""
@@ -43,7 +46,14 @@ class History:
 
 
 def serially(
-    parents: list[int], last: int, k: Array, v: Array, g: Array, beta: Array, state: Array
+    parents: list[int],
+    last: int,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    state: Array,
+    mixer: Mixer = GDN,
 ) -> Array:
     """The accepted tokens one after another, in float32."""
     single = np.float32
@@ -53,7 +63,8 @@ def serially(
         for head in range(len(current)):
             key = k[node, head // ratio].astype(single)
             current[head] *= np.exp(single(g[node, head]))
-            u = single(beta[node, head]) * (v[node, head].astype(single) - current[head] @ key)
+            known = current[head] @ key if mixer.delta else single(0)
+            u = single(beta[node, head]) * (v[node, head].astype(single) - known)
             current[head] += np.outer(u, key)
     return current.astype(np.float64)
 

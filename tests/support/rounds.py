@@ -112,7 +112,7 @@ class Round:
             self.slots,
             factors,
             layer=layer,
-            **{"conv_bias": bias} | self._options(m, layer) | options,
+            **{"conv_bias": bias} | self.options(m, layer) | options,
         )
         return out
 
@@ -122,7 +122,8 @@ class Round:
         names = "a", "b", "A_log", "dt_bias"
         return [getattr(self, name)[layer] if name in known else None for name in names]
 
-    def _options(self, m: ModuleType, layer: int) -> dict[str, Any]:
+    def options(self, m: ModuleType, layer: int) -> dict[str, Any]:
+        """Topology and live nodes, and D where the mixer has a skip."""
         known = {"parents": self.parents, "live": self.live}
         if find_mixer(m.MODULE.mixer).skip:
             known["D"] = None if self.D is None else self.D[layer]
@@ -139,7 +140,7 @@ class Round:
             self.slots,
             factors,
             layer=layer,
-            **self._options(m, layer) | options,
+            **self.options(m, layer) | options,
         )
         return out
 
