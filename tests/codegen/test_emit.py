@@ -15,7 +15,10 @@ from bolegen.codegen import EmittedModule, compile_plan, compile_template, plan_
 from bolegen.codegen.cut import cut_tiles
 from bolegen.codegen.emit import digest_of, write_module
 from bolegen.ir import (
+    DELTANET,
     GDN,
+    LIGHTNING,
+    MAMBA2,
     MIXERS,
     DType,
     LayerSpec,
@@ -52,11 +55,14 @@ SPREAD: dict[str, dict[str, Any]] = {
     "target": {"template": "(3,3)", "target": find_target("gfx942"), "depth": 511},
 }
 for _mixer in MIXERS.values():
-    _small, _pku = replace(SMALL, mixer=_mixer), LayerSpec(mixer=_mixer, factors="pku")
-    SPREAD[f"{_mixer.name}-9b"] = {"template": "(3,3,3)", "spec": LayerSpec(mixer=_mixer)}
-    SPREAD[f"{_mixer.name}-runtime"] = {"template": "any:64", "depth": 8, "spec": _pku}
-    SPREAD[f"{_mixer.name}-long"] = {"template": LONG, "spec": replace(_small, dtype=DType.FP32)}
-    SPREAD[f"{_mixer.name}-root"] = {"template": "chain:0", "spec": replace(_small, conv=2)}
+    if _mixer is not GDN:
+        _spec = replace(SMALL, mixer=_mixer, conv=2)
+        _pku = LayerSpec(mixer=_mixer, factors="pku")
+        SPREAD[f"{_mixer.name}-static"] = {"template": "(2,2)", "spec": _spec}
+        SPREAD[f"{_mixer.name}-runtime"] = {"template": "any:64", "depth": 8, "spec": _pku}
+SPREAD["mamba2-long"] = {"template": LONG, "spec": replace(SMALL, mixer=MAMBA2, dtype=DType.FP32)}
+SPREAD["deltanet-root"] = {"template": "chain:0", "spec": LayerSpec(DELTANET)}
+SPREAD["lightning-root"] = {"template": "chain:0", "spec": LayerSpec(LIGHTNING, factors="pku")}
 
 
 @cache

@@ -16,7 +16,7 @@ every_mixer = pytest.mark.parametrize("mixer", MIXERS.values(), ids=MIXERS.keys(
 
 def made(mixer: Mixer, tree: list[int] = TREE) -> tuple[ModuleType, Round]:
     m = build("any:6", depth=3, value_heads=2, mixer=mixer)
-    return m, make_round(m, trees=[tree] * 2, bias=mixer.convolved)
+    return m, make_round(m, batch=1, trees=[tree], bias=mixer.convolved)
 
 
 def arguments(m: ModuleType, r: Round, call: str) -> dict[str, Any]:
@@ -47,25 +47,25 @@ def held(factors: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("call", ["verify", "verify_qkv"])
 def test_only_what_the_mixer_reads_is_taken(call: str, mixer: Mixer) -> None:
     m, r = made(mixer)
-    known, factors = arguments(m, r, call), m.allocate(2, 1, "cpu")
+    known, factors = arguments(m, r, call), m.allocate(1, 1, "cpu")
     assert {name for name, value in known.items() if value is None} - {"live"} == unread(m, call)
     before = held(factors)
     for name in unread(m, call):
         with pytest.raises(ValueError, match=rf"^{name}: expected None, {mixer.name} has no such"):
-            getattr(m, call)(factors=factors, **known | {name: torch.zeros(2, 4, 2)})
+            getattr(m, call)(factors=factors, **known | {name: torch.zeros(1, 4, 2)})
     for name in {"x", "q", *mixer.arguments} & known.keys():
         for wrong in (None, known[name][..., :-1], known[name].to(torch.float64)):
             with pytest.raises(ValueError, match=rf"^{name}: expected "):
                 getattr(m, call)(factors=factors, **known | {name: wrong})
     assert all(same_bits(x, y) for x, y in zip(before, held(factors), strict=True))
     out = getattr(m, call)(factors=factors, **known)
-    assert out.shape == (2, 4, 2, 16)
+    assert out.shape == (1, 4, 2, 16)
 
 
 @pytest.mark.parametrize("call", ["verify", "verify_qkv"])
 def test_the_skip_is_one_number_a_head(call: str) -> None:
     m, r = made(MIXERS["mamba2"])
-    known, factors = arguments(m, r, call), m.allocate(2, 1, "cpu")
+    known, factors = arguments(m, r, call), m.allocate(1, 1, "cpu")
     D = known["D"]
     spoiled = {
         r"expected shape \(2,\), got \(1,\)": D[:1],
@@ -90,27 +90,27 @@ def test_mixers_without_a_skip_know_no_such_argument(mixer: Mixer) -> None:
         assert "D" in arguments(m, r, "verify")
         return
     with pytest.raises(TypeError, match="unexpected keyword argument 'D'"):
-        m.verify(factors=m.allocate(2, 1, "cpu"), **arguments(m, r, "verify"), D=None)
+        m.verify(factors=m.allocate(1, 1, "cpu"), **arguments(m, r, "verify"), D=None)
 
 
 @every_mixer
 def test_commit_takes_a_window_where_there_is_one(mixer: Mixer) -> None:
     m, r = made(mixer)
-    factors = m.allocate(2, 1, "cpu")
+    factors = m.allocate(1, 1, "cpu")
     r.verify(m, factors)
     before = r.with_clones()
     wrong = None if mixer.convolved else torch.zeros(1, 4, m.MODULE.dims[0], 3)
     with pytest.raises(ValueError, match=r"^conv_state: expected None"):
-        m.commit(factors, r.state, wrong, r.slots, torch.tensor([1, 2]))
+        m.commit(factors, r.state, wrong, r.slots, torch.tensor([2]))
     assert same_bits(r.state, before.state)
-    r.commit(m, factors, [1, 2])
+    r.commit(m, factors, [2])
     assert not torch.equal(r.state, before.state)
 
 
 @every_mixer
 def test_a_wrong_number_of_nodes_is_blamed_on_what_was_given(mixer: Mixer) -> None:
     m, r = made(mixer, [-1, *[0] * 6])
-    factors = m.allocate(2, 1, "cpu")
+    factors = m.allocate(1, 1, "cpu")
     for call, name in (("verify", "x"), ("verify_qkv", "q")):
         with pytest.raises(ValueError, match=rf"^{name}: expected 1 to 6 nodes, got 7"):
             getattr(m, call)(factors=factors, **arguments(m, r, call))
