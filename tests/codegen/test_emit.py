@@ -15,7 +15,6 @@ from bolegen.codegen import EmittedModule, compile_plan, compile_template, plan_
 from bolegen.codegen.cut import cut_tiles
 from bolegen.codegen.emit import digest_of, write_module
 from bolegen.ir import (
-    DELTANET,
     GDN,
     LIGHTNING,
     MAMBA2,
@@ -54,14 +53,12 @@ SPREAD: dict[str, dict[str, Any]] = {
     "readout": {"template": "(3,3)", "spec": LayerSpec(readout="bf16", factors="pku")},
     "target": {"template": "(3,3)", "target": find_target("gfx942"), "depth": 511},
 }
-for _mixer in MIXERS.values():
-    if _mixer is not GDN:
-        _spec = replace(SMALL, mixer=_mixer, conv=2)
-        _pku = LayerSpec(mixer=_mixer, factors="pku")
-        SPREAD[f"{_mixer.name}-static"] = {"template": "(2,2)", "spec": _spec}
-        SPREAD[f"{_mixer.name}-runtime"] = {"template": "any:64", "depth": 8, "spec": _pku}
+OTHERS = [mixer for mixer in MIXERS.values() if mixer is not GDN]
+for _mixer in OTHERS:
+    _spec, _pku = replace(SMALL, mixer=_mixer, conv=2), LayerSpec(mixer=_mixer, factors="pku")
+    SPREAD[f"{_mixer.name}-static"] = {"template": "(2,2)", "spec": _spec}
+    SPREAD[f"{_mixer.name}-runtime"] = {"template": "any:64", "depth": 8, "spec": _pku}
 SPREAD["mamba2-long"] = {"template": LONG, "spec": replace(SMALL, mixer=MAMBA2, dtype=DType.FP32)}
-SPREAD["deltanet-root"] = {"template": "chain:0", "spec": LayerSpec(DELTANET)}
 SPREAD["lightning-root"] = {"template": "chain:0", "spec": LayerSpec(LIGHTNING, factors="pku")}
 
 
@@ -163,9 +160,8 @@ def bare(module: EmittedModule) -> str:
 
 def test_every_field_of_the_layer_shows_in_name_and_text() -> None:
     assert {field.name for field in fields(LayerSpec)} == {*CHANGED, "mixer"}
-    others = [mixer for mixer in MIXERS.values() if mixer is not GDN]
-    modules = [emitted("9b")]
-    modules += [compile_template("(3,3,3)", LayerSpec(mixer), depth=8) for mixer in others]
+    specs = [LayerSpec(), *map(LayerSpec, OTHERS)]
+    modules = [compile_template("(3,3,3)", spec, depth=8) for spec in specs]
     for name, value in CHANGED.items():
         changed = replace(LayerSpec(), **{name: value})
         modules.append(compile_template("(3,3,3)", changed, depth=8))
@@ -244,7 +240,6 @@ def test_the_polynomial_is_nested_and_never_summed(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPREAD)
 def test_kernels_take_the_arguments_that_they_are_described_with(name: str) -> None:
-    """What builds ahead of time is what is launched."""
     module = emitted(name)
     functions = {f.name: f for f in ast.parse(module.text).body if isinstance(f, ast.FunctionDef)}
     for kernel in module.module.kernels:
