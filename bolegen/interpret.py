@@ -50,12 +50,18 @@ class Operands:
         gamma: ArrayLike,
         beta: ArrayLike,
         state: ArrayLike,
+        parents: Sequence[int] = (),
     ) -> "Operands":
         """Float64 operands of one head: q, k [T, d_k] after the norm, v [T, d_v], gamma and
-        beta [T], ``state`` [d_v, d_k] as the pool stores it."""  # fmt: skip
+        beta [T], ``state`` [d_v, d_k] as the pool stores it. Where gamma is [T, d_k], products
+        of keys and states hold the decays of the path between, by ``parents``."""  # fmt: skip
         q, k, v, gamma, beta, state = (
             np.asarray(x, dtype=np.float64) for x in (q, k, v, gamma, beta, state)
         )
+        if gamma.ndim == 2:
+            ratio, reach = _channel_products(parents, gamma)
+            kk, qk = (np.einsum("ic,ijc,jc->ij", x, ratio, k) for x in (k, q))
+            return cls(kk, qk, (k * reach) @ state.T, (q * reach) @ state.T, v, beta * 0 + 1, beta)
         return cls(k @ k.T, q @ k.T, k @ state.T, q @ state.T, v, gamma, beta)
 
     def times(self, a: Matrix, b: Matrix) -> Matrix:
@@ -180,6 +186,18 @@ def decay_products(
         reach[node] = decay if parent < 0 else operands.times(reach[parent], decay)
         if parent >= 0:
             ratio[node] = operands.times(ratio[parent], decay)
+            ratio[node, node] = 1
+    return ratio, reach
+
+
+def _channel_products(parents: Sequence[int], gamma: Matrix) -> tuple[Matrix, Matrix]:
+    """`decay_products` by key channel: [T, T, d_k] and [T, d_k]."""
+    nodes = len(parents)
+    ratio, reach = np.ones((nodes, nodes, gamma.shape[1])), np.ones_like(gamma)
+    for node, parent in enumerate(parents):
+        reach[node] = gamma[node] * (reach[parent] if parent >= 0 else 1)
+        if parent >= 0:
+            ratio[node] = ratio[parent] * gamma[node]
             ratio[node, node] = 1
     return ratio, reach
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from bolegen.errors import SpecError
-from bolegen.ir import GDN, GDN_NEG, LIGHTNING, MAMBA2, Mixer
+from bolegen.ir import GDN, GDN_NEG, KDA, KDA_BOUNDED, LIGHTNING, MAMBA2, Mixer
 
 __all__ = ["MODELS", "ModelShape", "find_model"]
 
@@ -37,6 +37,10 @@ MODELS = {
         ModelShape("qwen3.5-122b-a10b", 36, 16, 64),
         ModelShape("qwen3.5-397b-a17b", 45, 16, 64),
         ModelShape("olmo-hybrid-7b", 24, 30, 30, 96, 192, mixer=GDN_NEG),
+        ModelShape("kimi-linear-48b-a3b", 20, 32, 32, mixer=KDA),
+        ModelShape("kimi-k3", 69, 96, 96, mixer=KDA),
+        ModelShape("glm-5.3-flash", 34, 64, 64, mixer=KDA_BOUNDED),
+        ModelShape("ling-v3", 35, 32, 32, mixer=KDA_BOUNDED),
         ModelShape("nemotron-h-8b", 24, 8, 128, 128, 64, mixer=MAMBA2),
         ModelShape("nemotron-3-nano-30b-a3b", 23, 8, 64, 128, 64, mixer=MAMBA2),
         ModelShape("nemotron-3-super-120b-a12b", 40, 8, 128, 128, 64, mixer=MAMBA2),

@@ -5,10 +5,12 @@ parents   (-1, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7,
 depth     8 supported; 3 products with G needed, 5 vanish
 proof     by support: G^4 = 0, G^3 != 0; see `bolegen prove`
 layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
+mixer     delta term, unit keys, convolution, rows q|k|v
+gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in tf32x3 and two bf16 terms, as R
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    7e6902b55170c9b2
+digest    129e4e1e9bfa41c1
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -117,7 +119,7 @@ MODULE = Module(
     readout="split",
     factors="pku",
     schedules=("tiled", "folded"),
-    digest="7e6902b55170c9b2",
+    digest="129e4e1e9bfa41c1",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"

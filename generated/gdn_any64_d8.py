@@ -5,10 +5,12 @@ parents   given at run time
 depth     8 supported; 8 products with G needed
 proof     by support: G^9 = 0 for every tree of depth 8 or less
 layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
+mixer     delta term, unit keys, convolution, rows q|k|v
+gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    95957780c5cd1126
+digest    1778ea9c46f4b0d1
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -76,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="95957780c5cd1126",
+    digest="1778ea9c46f4b0d1",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"

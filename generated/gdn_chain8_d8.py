@@ -5,10 +5,12 @@ parents   (-1, 0, 1, 2, 3, 4, 5, 6, 7)
 depth     8 supported; 8 products with G needed
 proof     by support: G^9 = 0, G^8 != 0; see `bolegen prove`
 layer     heads 16:32, dims 128:128, convolution 4, activations bf16, state fp32
+mixer     delta term, unit keys, convolution, rows q|k|v
+gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16; 16 columns of G
-digest    6c0b44333a07528a
+digest    bc0db29d0200be8b
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -76,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="6c0b44333a07528a",
+    digest="bc0db29d0200be8b",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"

@@ -5,10 +5,12 @@ parents   (-1, 0, 0, 1, 1, 2, 3, 3, 6, 6, 8)
 depth     5 supported; 5 products with G needed
 proof     by support: G^6 = 0, G^5 != 0; see `bolegen prove`
 layer     heads 30:30, dims 96:192, convolution 4, activations bf16, state bf16
+mixer     delta term, unit keys, convolution, rows q|k|v
+gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state exact in bf16; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 23280 bytes a node (a state snapshot: 2280960)
 solver    horner; blocks of 16; 16 columns of G
-digest    112901483b7ccc2b
+digest    1be267dae1960690
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -76,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="112901483b7ccc2b",
+    digest="1be267dae1960690",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"

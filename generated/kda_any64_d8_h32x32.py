@@ -5,18 +5,18 @@ parents   given at run time
 depth     8 supported; 8 products with G needed
 proof     by support: G^9 = 0 for every tree of depth 8 or less
 layer     heads 32:32, dims 128:128, convolution 4, activations bf16, state fp32
-mixer     g = -exp(A_log) softplus(a + dt_bias) a key channel; beta = sigmoid(b)
+mixer     delta term, unit keys, convolution, rows q|k|v
+gates     g = -exp(A_log) softplus(a + dt_bias) a key channel; beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 41088 bytes a node (a state snapshot: 2170880)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    d6a19b564236a145
+digest    1483862d4c0e2134
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
-    O = (P o Q) S + C U,  (I + G) U = R,  R = D_beta (V - (P o K) S),  G nilpotent,
-    P [T, dk] by key channel, so that G and C are sums over decayed channels.
+    O = (P o Q) S + C U,  (I + G) U = R,  R = D_beta (V - (P o K) S),  G nilpotent.
 Launches: trace, prepare, factor, solve; commit for all layers.
-Factor folds (I + G)^-1 into Y = C (I + G)^-1: solve has O = D_P Q S + Y R.
+Factor folds (I + G)^-1 into Y = C (I + G)^-1: solve has O = (P o Q) S + Y R.
 Node order is the caller's everywhere but in the positions of Y.  Names: i_ index, o_ offsets,
 m_ mask, b_ on chip, p_ pointer.
 """
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="d6a19b564236a145",
+    digest="1483862d4c0e2134",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -959,7 +959,7 @@ def solve_kda_any64_d8_h32x32(
     FOLD: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """O of one value tile: R from state products, then O = D_P Q S + Y R.
+    """O of one value tile: R from state products, then O = (P o Q) S + Y R.
 
     Grid (DV / 64, Hv, B).  MERGED: no factor kernel ran; every value tile forms Y itself.
     OVERLAP: factor may still run; what it stores is read after gdc_wait().

@@ -26,7 +26,8 @@ def spell_mixer(plan: TreePlan) -> dict[str, object]:
     words = ["log decay"] * per_token + ["write gate"] * gated
     return {
         "mixer": mixer.name,
-        "mixer_line": describe_mixer(mixer),
+        "mixer_line": _describe(mixer),
+        "gates_line": _describe_gates(mixer),
         "row": "|".join(mixer.row),
         "delta": mixer.delta,
         "unit": mixer.unit_keys,
@@ -63,15 +64,21 @@ def spell_mixer(plan: TreePlan) -> dict[str, object]:
             + ["path sums of log decays"] * (mixer.decay is not Decay.NONE)
         ),
         "closed_form": _closed_form(mixer),
+        "folded": _folded(mixer, replay),
         "solve_of": _solve_of(mixer, replay),
     }
 
 
-def describe_mixer(mixer: Mixer) -> str:
-    """Its gates, and the order of its rows, in a line."""
+def _describe(mixer: Mixer) -> str:
+    """What sets it apart but for its gates, in a line."""
+    said = ["delta term"] * mixer.delta + ["unit keys"] * mixer.unit_keys
+    said += ["convolution"] * mixer.convolved + ["skip D v"] * mixer.skip
+    return ", ".join([*said, f"rows {'|'.join(mixer.row)}"])
+
+
+def _describe_gates(mixer: Mixer) -> str:
     each = " a key channel" if mixer.decay is Decay.CHANNEL else ""
-    rows = f"; rows {'|'.join(mixer.row)}" if mixer.row != "qkv" else ""
-    return f"g = {mixer.log_decay}{each}; beta = {mixer.write_gate}{rows}"
+    return f"g = {mixer.log_decay}{each}; beta = {mixer.write_gate}"
 
 
 def _gate_dims(spec: LayerSpec, name: str) -> tuple[int, ...] | None:
@@ -176,21 +183,38 @@ def _operands(mixer: Mixer, nodes: list[str], heads: list[str], unused: list[str
 
 def _closed_form(mixer: Mixer) -> str:
     if mixer.delta:
-        if mixer.decay is Decay.CHANNEL:
-            return (
-                "O = (P o Q) S + C U,  (I + G) U = R,  R = D_beta (V - (P o K) S),  G nilpotent,\n"
-                "    P [T, dk] by key channel, so that G and C are sums over decayed channels."
-            )
-        reach = "D_P K S" if mixer.decay is not Decay.NONE else "K S"
-        state = "D_P Q S" if mixer.decay is not Decay.NONE else "Q S"
-        return f"O = {state} + C U,  (I + G) U = R,  R = D_beta (V - {reach}),  G nilpotent."
-    write = "D_beta V" if mixer.write_gate != "1" else "V"
-    skip = " + D V" if mixer.skip else ""
-    return f"O = D_P Q S + C U{skip},  U = {write}: there is no delta term, so that G = 0."
+        solved = f"(I + G) U = R,  R = D_beta (V - {_reached(mixer, 'K')}),  G nilpotent."
+        return f"O = {_reached(mixer, 'Q')} + C U,  {solved}"
+    alone = "there is no delta term, so that G = 0."
+    return f"O = {_reached(mixer, 'Q')} + C U{_skipped(mixer)},  U = {_written(mixer)}: {alone}"
+
+
+def _folded(mixer: Mixer, replay: bool) -> str:
+    """What factor leaves to solve, in a line."""
+    o = f"solve has O = {_reached(mixer, 'Q')} + Y R"
+    if mixer.delta:
+        u = "" if replay else ", U = R + Z R"
+        return f"Factor folds (I + G)^-1 into Y = C (I + G)^-1: {o}{u}."
+    return f"Nothing is to be solved, so Y = C and U = R: {o}{_skipped(mixer)}."
 
 
 def _solve_of(mixer: Mixer, replay: bool) -> str:
-    u = "" if replay else ", U = R + Z R"
+    o = f"O = {_reached(mixer, 'Q')} + Y R"
     if mixer.delta:
-        return f"R from state products, then O = D_P Q S + Y R{u}"
-    return f"O = D_P Q S + Y R, R = D_beta V{'' if replay else ' = U'}"
+        return f"R from state products, then {o}{'' if replay else ', U = R + Z R'}"
+    return f"{o}{_skipped(mixer)}, R = {_written(mixer)}{'' if replay else ' = U'}"
+
+
+def _reached(mixer: Mixer, rows: str) -> str:
+    """The state's part for rows K or Q; o is the product channel by channel."""
+    if mixer.decay is Decay.CHANNEL:
+        return f"(P o {rows}) S"
+    return f"D_P {rows} S" if mixer.scales_state else f"{rows} S"
+
+
+def _written(mixer: Mixer) -> str:
+    return "V" if mixer.write_gate == "1" else "D_beta V"
+
+
+def _skipped(mixer: Mixer) -> str:
+    return " + D V" if mixer.skip else ""

@@ -10,6 +10,9 @@ from bolegen.ir.tree import TreeTemplate
 __all__ = ["Block", "Precision", "Solver", "Tiling", "TreePlan", "plan_tree"]
 
 
+_DEEPEST_PKU = 16  # of write gates up to 2: the entries of (I + G)^-1 hardly fall with distance
+
+
 class Solver(Enum):
     """How (I + G) U = R is solved; all are exact (docs/theory.md, fact 1).
 
@@ -174,6 +177,11 @@ def plan_tree(
         raise SpecError(
             f"solver {solver.value}: mixer {spec.mixer.name} has no delta term, so U = R and "
             "nothing is solved; leave --solver out"
+        )
+    if spec.factors == "pku" and spec.mixer.write_gate.startswith("2") and depth > _DEEPEST_PKU:
+        raise SpecError(
+            f"factors pku at depth {depth}: with write gates up to 2 (mixer {spec.mixer.name}) U "
+            f"leaves the fp32 contract below depth {_DEEPEST_PKU}; use --factors replay"
         )
     nodes = tuple(range(tree.nodes))
     steps = depth if spec.mixer.delta else 0

@@ -29,12 +29,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "Nemotron's activation": (
         "nemotron-h", {"mamba_hidden_act": "relu"}, "mamba_hidden_act .*'relu'"
     ),
+    "another bound": ("ling", {"kda_lower_bound": -3.0}, "kda_lower_bound: .* -3.0"),
     "GDN's activation": ("qwen3.5", {"hidden_act": "gelu"}, "^hidden_act: .*'gelu'"),
 }  # fmt: skip
-# the delta rule with a decay a channel, and the first Mamba's recurrence
+# the first Mamba's recurrence
 UNKNOWN = {
-    "kimi_linear": ("KimiLinearConfig", "KimiLinearDeltaAttention"),
-    "bailing_hybrid": ("BailingHybridConfig", "BailingHybridDeltaAttention"),
     "jamba": ("JambaConfig", "JambaMambaMixer"),
 }
 
@@ -72,7 +71,7 @@ def test_other_recurrences_are_not_taken_for_known_ones(folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3-next", "olmo-hybrid", "nemotron-h", "falcon-h1", "minimax"]
+    "name", ["qwen3-next", "olmo-hybrid", "kimi-linear", "nemotron-h", "falcon-h1", "minimax"]
 )
 def test_bf16_layers_are_their_float32_selves_within_roundings(name: str) -> None:
     torch.manual_seed(2)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bolegen.cli import main
+from bolegen.ir import MIXERS, Mixer
 from bolegen_runtime import KernelCache
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +51,14 @@ MISTAKES = {
     "levels of a chain": (["--template", "chain:64", "--solver", "levels"], "substitution"),
     "dtype": (["--template", "(2)", "--dtype", "int8"], "invalid choice"),
     "readout": (["--template", "(2)", "--readout", "bf16", "--dtype", "fp16"], "not to fp16"),
+    "solver of nothing": (
+        ["--template", "(2)", "--mixer", "mamba2", "--solver", "horner"],
+        "solver horner: mixer mamba2 has no delta term, so U = R",
+    ),
+    "solver of nothing at run time": (
+        ["--template", "any:8", "--mixer", "lightning", "--solver", "substitution"],
+        "nothing is solved; leave --solver out",
+    ),
     "no template": ([], "--template"),
     "no number": (["--template", "(2)", "--depth", "deep"], "invalid int value"),
 }
@@ -73,7 +82,7 @@ def test_a_mistake_is_named_in_one_line_and_nothing_is_written(
     assert printed.out == ""
     assert printed.err.startswith("bolegen: ")
     assert printed.err.count("\n") == 1
-    assert len(printed.err) < 400
+    assert len(printed.err) < 500
     assert said in printed.err
     assert not (tmp_path / "out").exists()
 
@@ -134,6 +143,28 @@ def test_prove_prints_a_certificate(capsys: pytest.CaptureFixture[str]) -> None:
     assert "G^3 = 0" in capsys.readouterr().out
     assert main(["prove", "--template", "(3,3,3)", "--depth", "2"]) == 2
     assert "smaller than the template's 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mixer", MIXERS.values(), ids=MIXERS.keys())
+@pytest.mark.parametrize("template", ["(3,3)", "any:12"])
+def test_every_command_takes_every_mixer(
+    template: str, mixer: Mixer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--template", template, "--mixer", mixer.name]
+    layer = ["--heads", "1:8", "--dims", "24:40", "--factors", "pku"]
+    assert compile_into(tmp_path, *options, *layer) == 0
+    (path,) = tmp_path.iterdir()
+    assert path.name.startswith(f"{mixer.name}_")
+    said = "G kept" if mixer.delta else f"none: {mixer.name} has no delta term, so G = 0 and U = R"
+    assert said in capsys.readouterr().out
+    assert main(["show", *options, *layer]) == 0
+    assert "numerics: contract fp32; state in two bf16 terms" in capsys.readouterr().out
+    assert main(["plan", *options, *layer]) == 0
+    assert "factors are " in capsys.readouterr().out
+    assert main(["prove", *options]) == 0
+    proven = capsys.readouterr().out
+    assert "proven" in proven
+    assert ("no delta term" in proven) != mixer.delta
 
 
 def test_check_finds_a_changed_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import torch
 from bolegen.cli import main
 from bolegen.codegen import compile_plan, list_buffers, plan_template
 from bolegen.errors import SpecError
-from bolegen.ir import DType, LayerSpec, TreePlan
+from bolegen.ir import MIXERS, DType, LayerSpec, TreePlan
 from bolegen.memory import MemoryPlan, plan_memory
 from bolegen.models import find_model
 from bolegen_runtime import RoundBuffers
@@ -44,6 +44,11 @@ PLANS: dict[str, dict[str, Any]] = {
     "rolled": {"template": LONG, "spec": replace(SMALL, d_k=64)},
     "wide-runtime": {"template": "any:512", "depth": 20, "spec": replace(SMALL, factors="pku")},
 }
+for _mixer in MIXERS.values():
+    _spec = replace(SMALL, mixer=_mixer, value_heads=8, d_k=24, d_v=40)
+    PLANS[f"{_mixer.name}-replay"] = {"template": "(3,3)", "spec": _spec}
+    _pku = replace(_spec, factors="pku", dtype=DType.FP32)
+    PLANS[f"{_mixer.name}-pku"] = {"template": "any:70", "spec": _pku}
 
 
 @cache
@@ -73,7 +78,7 @@ def test_the_plan_is_what_allocate_takes(name: str, batch: int, layers: int) -> 
         assert share.fixed >= 0
 
 
-@pytest.mark.parametrize("name", ["root", "fp32", "chain", "tf32"])
+@pytest.mark.parametrize("name", ["root", "fp32", "chain", "tf32", "mamba2-pku", "lightning-pku"])
 def test_allocate_on_a_device_takes_no_more(name: str) -> None:
     factors = import_module(compile_plan(plan_of(name))).allocate(3, 2, "cpu")
     held = [t for t in vars(factors).values() if isinstance(t, torch.Tensor)]

@@ -14,7 +14,14 @@ import pytest
 from bolegen.codegen import EmittedModule, compile_plan, compile_template, plan_template
 from bolegen.codegen.cut import cut_tiles
 from bolegen.codegen.emit import digest_of, write_module
+from bolegen.errors import SpecError
 from bolegen.ir import (
+    GDN,
+    GDN_NEG,
+    LIGHTNING,
+    MAMBA2,
+    MIXERS,
+    Decay,
     DType,
     LayerSpec,
     Precision,
@@ -49,6 +56,13 @@ SPREAD: dict[str, dict[str, Any]] = {
     "readout": {"template": "(3,3)", "spec": LayerSpec(readout="bf16", factors="pku")},
     "target": {"template": "(3,3)", "target": find_target("gfx942"), "depth": 511},
 }
+OTHERS = [mixer for mixer in MIXERS.values() if mixer is not GDN]
+for _mixer in OTHERS:
+    _spec, _pku = replace(SMALL, mixer=_mixer, conv=2), LayerSpec(mixer=_mixer, factors="pku")
+    SPREAD[f"{_mixer.name}-static"] = {"template": "(2,2)", "spec": _spec}
+    SPREAD[f"{_mixer.name}-runtime"] = {"template": "any:64", "depth": 8, "spec": _pku}
+SPREAD["mamba2-long"] = {"template": LONG, "spec": replace(SMALL, mixer=MAMBA2, dtype=DType.FP32)}
+SPREAD["lightning-root"] = {"template": "chain:0", "spec": LayerSpec(LIGHTNING, factors="pku")}
 
 
 @cache
@@ -142,14 +156,15 @@ CHANGED: dict[str, Any] = {
 
 
 def bare(module: EmittedModule) -> str:
-    """The text without its name and digest."""
-    return module.text.replace(module.name, "NAME").replace(module.digest, "")
+    """The text without its name, its mixer's name and its digest."""
+    text = module.text.replace(module.name, "NAME").replace(module.digest, "")
+    return text.replace(f'"{module.plan.spec.mixer.name}"', "MIXER")
 
 
 def test_every_field_of_the_layer_shows_in_name_and_text() -> None:
-    # mixer has one value so far
     assert {field.name for field in fields(LayerSpec)} == {*CHANGED, "mixer"}
-    modules = [emitted("9b")]
+    specs = [LayerSpec(), *map(LayerSpec, OTHERS)]
+    modules = [compile_template("(3,3,3)", spec, depth=8) for spec in specs]
     for name, value in CHANGED.items():
         changed = replace(LayerSpec(), **{name: value})
         modules.append(compile_template("(3,3,3)", changed, depth=8))
@@ -209,6 +224,8 @@ def test_every_decision_of_the_plan_shows_in_the_digest(part: str) -> None:
 def test_the_polynomial_is_nested_and_never_summed(name: str) -> None:
     """X <- R - G X keeps R as what is added; adding to X, or squaring G, loses all digits."""
     kinds = ["_factor", "solve"] + ["_invert"] * ("def _invert" in emitted(name).text)
+    if not emitted(name).plan.spec.mixer.delta:
+        assert "b_g = -(" not in emitted(name).text, "there is no G"
     for kind in kinds:
         for node in ast.walk(function(emitted(name), kind)):
             for call in calls(node, "tl.dot") if isinstance(node, ast.stmt) else []:
@@ -224,14 +241,24 @@ def test_the_polynomial_is_nested_and_never_summed(name: str) -> None:
     assert "b_g @" not in emitted(name).text
 
 
+@pytest.mark.parametrize("name", SPREAD)
+def test_kernels_take_the_arguments_that_they_are_described_with(name: str) -> None:
+    module = emitted(name)
+    functions = {f.name: f for f in ast.parse(module.text).body if isinstance(f, ast.FunctionDef)}
+    for kernel in module.module.kernels:
+        taken = [argument.arg for argument in functions[kernel.name].args.args]
+        assert taken == [param.name for param in kernel.params], kernel.name
+
+
 def planned_dots(plan: TreePlan) -> tuple[int, int]:
     """tl.dot calls of factor and solve as written: Y (and Z) by column blocks, R against them."""
-    both = 1 if plan.spec.factors == "replay" else 2
+    delta = plan.spec.mixer.delta
+    both = 2 if plan.spec.factors == "pku" and delta else 1
     terms = 3 if plan.precision.readout_terms == 2 else 1
     factor, solve = 0, 0
     # one column block: written out for a head alone, and for all value heads of a key head
     heads = {1, plan.tiling.heads} if len(plan.columns) == 1 else {1}
-    for start in range(0, plan.rows, plan.tiling.b_r):
+    for start in range(0, plan.rows, plan.tiling.b_r) if delta else ():
         blocks = [block for block in plan.columns if block.start < start + plan.tiling.b_r]
         for block in blocks:
             later = [other for other in blocks if other.start > block.start]
@@ -239,7 +266,9 @@ def planned_dots(plan: TreePlan) -> tuple[int, int]:
             factor += both * sum(heads) * (1 if block.inverted or block.steps else 0)
     tiles = cut_tiles(plan)["tiles"]
     for tile in tiles:
-        solve += max(1, plan.precision.state_terms)
+        # operands that are decayed by channel enter in two terms as well
+        by_channel = plan.spec.mixer.decay is Decay.CHANNEL and plan.precision.state_terms > 0
+        solve += max(1, plan.precision.state_terms) + by_channel
         solve += len(tile["columns"]) * (terms + both - 1)
     return factor, solve
 
@@ -257,6 +286,15 @@ def test_products_are_as_many_as_planned(name: str) -> None:
     module = emitted(name)
     found = tuple(len(calls(function(module, kind), "tl.dot")) for kind in ("_factor", "solve"))
     assert found == planned_dots(module.plan)
+
+
+@pytest.mark.parametrize("template", ["chain:17", "any:64"])
+def test_u_is_not_stored_where_write_gates_of_two_would_spoil_it(template: str) -> None:
+    spec = LayerSpec(GDN_NEG, factors="pku")
+    with pytest.raises(SpecError, match=r"factors pku at depth 17: .* use --factors replay"):
+        plan_template(template, spec, depth=17)
+    assert plan_template("chain:16", spec).steps == 16
+    assert plan_template(template, LayerSpec(GDN_NEG), depth=17).depth == 17
 
 
 def test_many_column_blocks_run_in_loops() -> None:

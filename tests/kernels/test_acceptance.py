@@ -28,6 +28,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "runtime-replay": {"template": "any:12", "depth": 5},
     "runtime-pku": {"template": "any:12", "depth": 5, "factors": "pku"},
 }
+KINDS |= {
+    "mamba2": KINDS["static-replay"] | {"mixer": "mamba2"},
+    "lightning": KINDS["runtime-pku"] | {"mixer": "lightning"},
+}
 every_kind = pytest.mark.parametrize("m", KINDS, indirect=True)
 
 
@@ -211,10 +215,16 @@ def test_every_request_has_its_own_number_of_nodes(m: ModuleType) -> None:
     play(m, r, [n - 1 for n in live]).assert_within()
 
 
-@pytest.mark.parametrize("strided", [False, True])
-@pytest.mark.parametrize("layout", ["replay", "pku"])
-def test_one_commit_for_all_layers(layout: str, strided: bool) -> None:
-    m = build("(2,1)", factors=layout)
+@pytest.mark.parametrize(
+    ("mixer", "layout", "strided"),
+    [
+        *(("gdn", layout, strided) for layout in ("replay", "pku") for strided in (False, True)),
+        ("mamba2", "replay", True),
+        ("lightning", "pku", False),
+    ],
+)
+def test_one_commit_for_all_layers(mixer: str, layout: str, strided: bool) -> None:
+    m = build("(2,1)", factors=layout, mixer=mixer)
     r = make_round(m, layers=3, bias=True)
     if strided:
         # an engine's pool: all layers of a slot together, and a gap behind each slot
@@ -249,6 +259,7 @@ def test_layers_may_be_verified_in_any_order_and_again(kind: str) -> None:
     assert same_bits(*states)
 
 
+@every_kind
 def test_an_empty_batch(m: ModuleType) -> None:
     r = nine_nodes(m, batch=1)
     none = {name: getattr(r, name)[:, :0] for name in ("x", "a", "b")}

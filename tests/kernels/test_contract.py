@@ -10,14 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bolegen.ir import DType, Solver, TreeTemplate, spell_template
+from bolegen.ir import MIXERS, DType, Solver, TreeTemplate, spell_template
 from support.rounds import build, make_round, play
 from support.strategies import live_masks, trees
 
 BUSHY = [-1, 0, 0, 1, 1, 2, 3, 3, 6]
 OPTIONS: dict[str, list[Any]] = {
+    "mixer": list(MIXERS),
     "heads": [(1, 1), (2, 4), (2, 6), (1, 4), (1, 8), (3, 3)],
-    "dims": [(16, 16), (32, 80), (112, 80), (96, 192)],
+    "dims": [(16, 16), (24, 40), (32, 80), (112, 80), (96, 192)],
     "template": ["chain:4", "(2,2)", "(7)", f"parents:{BUSHY}".replace(" ", ""), "any:9"],
     "dtype": list(DType),
     "conv": [2, 3, 4],
@@ -90,7 +91,8 @@ def test_every_pair_of_options(case: dict[str, Any]) -> None:
     m = build(
         case["template"],
         depth=5,
-        solver=case["solver"],
+        mixer=case["mixer"],
+        solver=case["solver"] if MIXERS[case["mixer"]].delta else None,
         key_heads=key_heads,
         value_heads=value_heads,
         d_k=d_k,
@@ -148,6 +150,13 @@ def test_node_counts_off_and_on_tiles(nodes: int) -> None:
     for template in (spell(tree), f"any:{nodes}"):
         m = build(template, depth=6, value_heads=1)
         play(m, make_round(m, batch=1, trees=[tree]), [nodes - 1]).assert_within()
+
+
+def test_nodes_of_several_tiles_where_nothing_is_solved() -> None:
+    # C of 70 nodes in tiles of 64 that solve reads whole, zeros above the diagonal included
+    m = build("any:70", depth=9, value_heads=1, dtype=DType.FP32, factors="pku", mixer="lightning")
+    tree = grow(70, depth=9, seed=70)
+    play(m, make_round(m, batch=1, trees=[tree]), [deepest(tree, [True] * 70)]).assert_within()
 
 
 @pytest.mark.parametrize("nodes", [100, 128, 256])

@@ -8,41 +8,54 @@ import pytest
 import torch
 
 from bolegen.ir import DType
-from support.rounds import Round, check_commit, make_round, play
+from support.rounds import Round, check_commit, make_round, play, split
 from support.rounds import build as build_heads
 
 TREE = [-1, 0, 0, 1, 1, 2, 3, 3, 6]
 TREE_TEMPLATE = "parents:[-1,0,0,1,1,2,3,3,6]"
 LAYOUTS = ["replay", "pku"]
+SOME = [  # each mixer in one layout, gdn in both
+    ("gdn", "replay"),
+    ("gdn", "pku"),
+    ("gdn_neg", "replay"),
+    ("deltanet", "pku"),
+    ("mamba2", "replay"),
+    ("mamba2", "pku"),
+    ("lightning", "replay"),
+]
+DECAYING = [case for case in SOME if case[0] in ("gdn", "mamba2", "lightning")]
 INF = math.inf
 build = partial(build_heads, value_heads=1)
 
 
 def align_keys(m: ModuleType, r: Round, cosine: float) -> None:
     """Give every key the same direction, up to a part that makes pairs meet at this cosine."""
-    (hk, _), (dk, _) = m.MODULE.heads, m.MODULE.dims
-    keys = r.x[..., hk * dk : 2 * hk * dk]
-    gen = torch.Generator().manual_seed(7)
-    one = torch.randn(hk * dk, generator=gen)
+    keys = split(m, r.x)[1]
+    one = torch.randn(keys.shape[-2:], generator=torch.Generator().manual_seed(7))
     keys.copy_(math.sqrt(cosine) * one + math.sqrt(1 - cosine) * keys)
 
 
 @pytest.mark.parametrize(
-    ("template", "cosine", "dtype", "layout"),
+    ("mixer", "template", "cosine", "dtype", "layout"),
     [
-        ("chain:16", 1.0, DType.BF16, "pku"),
-        ("chain:16", 0.9, DType.FP32, "pku"),
-        ("chain:32", 0.9, DType.BF16, "replay"),
-        ("chain:32", 1.0, DType.FP32, "pku"),
-        ("chain:32", 0.97, DType.FP16, "pku"),
-        ("chain:48", 0.97, DType.BF16, "pku"),
-        ("any:33", 0.9, DType.BF16, "pku"),
+        ("gdn", "chain:16", 1.0, DType.BF16, "pku"),
+        ("gdn", "chain:16", 0.9, DType.FP32, "pku"),
+        ("gdn", "chain:32", 0.9, DType.BF16, "replay"),
+        ("gdn", "chain:32", 1.0, DType.FP32, "pku"),
+        ("gdn", "chain:32", 0.97, DType.FP16, "pku"),
+        ("gdn", "chain:48", 0.97, DType.BF16, "pku"),
+        ("gdn", "any:33", 0.9, DType.BF16, "pku"),
+        ("gdn_neg", "chain:16", 1.0, DType.BF16, "pku"),  # a beta of 2
+        ("gdn_neg", "chain:32", 0.97, DType.BF16, "replay"),
+        ("deltanet", "chain:16", 1.0, DType.FP32, "pku"),
+        ("mamba2", "chain:16", 1.0, DType.BF16, "replay"),
     ],
 )
 def test_parallel_keys_written_at_full_strength(
-    template: str, cosine: float, dtype: DType, layout: str
+    mixer: str, template: str, cosine: float, dtype: DType, layout: str
 ) -> None:
-    m = build(template, depth=None if template != "any:33" else 32, dtype=dtype, factors=layout)
+    depth = None if template != "any:33" else 32
+    m = build(template, depth=depth, dtype=dtype, factors=layout, mixer=mixer)
     r = make_round(m, batch=1, trees=[list(range(-1, m.MODULE.nodes - 1))], write=12.0)
     align_keys(m, r, cosine)
     r.A_log.fill_(-20.0)
@@ -56,19 +69,26 @@ def test_drafts_that_repeat_one_token(layout: str) -> None:
     play(m, r, [16]).assert_within()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("mixer", "layout"), DECAYING)
 @pytest.mark.parametrize("rate", [0.0, 3.0, 5.0])
-def test_decays_that_underflow_along_the_path(rate: float, layout: str) -> None:
-    m = build("chain:8", factors=layout)
+def test_decays_that_underflow_along_the_path(rate: float, mixer: str, layout: str) -> None:
+    m = build("chain:8", factors=layout, mixer=mixer)
     r = make_round(m, batch=1, log_rate=(rate, rate), step=4.0)
     play(m, r, [8]).assert_within()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("template", ["chain:8", "chain:20", "any:9"])
-def test_dead_nodes_below_strong_decays(template: str, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("mixer", "template", "layout"),
+    [
+        *(("gdn", t, layout) for t in ("chain:8", "chain:20", "any:9") for layout in LAYOUTS),
+        ("mamba2", "any:9", "replay"),
+        ("lightning", "chain:8", "pku"),
+        ("lightning", "any:9", "replay"),
+    ],
+)
+def test_dead_nodes_below_strong_decays(mixer: str, template: str, layout: str) -> None:
     # a dead node has no sum of its own: no ratio may be formed against a live ancestor's
-    m = build(template, depth=20, factors=layout)
+    m = build(template, depth=20, factors=layout, mixer=mixer)
     nodes = m.MODULE.nodes
     trees = [list(range(-1, nodes - 1))]
     r = make_round(m, batch=1, trees=trees, log_rate=(3.0, 3.0), step=4.0)
@@ -76,10 +96,10 @@ def test_dead_nodes_below_strong_decays(template: str, layout: str) -> None:
     play(m, r, [4]).assert_within()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_long_sums_of_log_decays_lose_nothing(layout: str) -> None:
+@pytest.mark.parametrize(("mixer", "layout"), DECAYING[:4])
+def test_long_sums_of_log_decays_lose_nothing(mixer: str, layout: str) -> None:
     # the first nodes take the sum to about -400, the rest hardly decay at all
-    m = build("chain:16", factors=layout, dtype=DType.FP32)
+    m = build("chain:16", factors=layout, dtype=DType.FP32, mixer=mixer)
     r = make_round(m, batch=1, log_rate=(1.0, 1.0))
     r.dt_bias.zero_()
     r.a[:, :, :8] = 18.0 + r.a[:, :, :8]
@@ -95,35 +115,55 @@ def cut(r: Round, nodes: list[int]) -> None:
     r.a[:, :, nodes] = 100.0
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("nodes", [[0], [1], [3, 6], [2, 5], list(range(9))], ids=str)
-def test_a_decay_of_zero_is_a_cut(nodes: list[int], layout: str) -> None:
-    m = build(TREE_TEMPLATE, factors=layout, dtype=DType.FP32)
+@pytest.mark.parametrize(
+    ("nodes", "mixer", "layout"),
+    [
+        *(
+            (nodes, "gdn", layout)
+            for nodes in ([0], [1], [3, 6], [2, 5], list(range(9)))
+            for layout in LAYOUTS
+        ),
+        ([3, 6], "mamba2", "replay"),
+        ([2, 5], "mamba2", "pku"),
+    ],
+    ids=str,
+)
+def test_a_decay_of_zero_is_a_cut(nodes: list[int], mixer: str, layout: str) -> None:
+    m = build(TREE_TEMPLATE, factors=layout, dtype=DType.FP32, mixer=mixer)
     r = make_round(m)
     cut(r, nodes)
     play(m, r, [8, 5]).assert_within()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+EXTREMES = [
+    (200.0, 1.0),  # exp(A_log) overflows
+    (200.0, -19.0),
+    (200.0, -210.0),  # and the softplus underflows, so that the decay is neither 0 nor 1
+    (88.0, -88.0),
+    (-1000.0, 3.0),  # exp(A_log) is 0: no decay at all
+    (INF, 1.0),
+    (-INF, 1.0),
+    (-INF, -40.0),
+    (0.0, INF),
+    (0.0, -INF),
+    (0.0, -300.0),
+    (2.0, 20.5),  # the softplus is linear from here
+]
+
+
 @pytest.mark.parametrize(
-    ("A_log", "a"),
+    ("mixer", "layout", "A_log", "a"),
     [
-        (200.0, 1.0),  # exp(A_log) overflows
-        (200.0, -19.0),
-        (200.0, -210.0),  # and the softplus underflows, so that the decay is neither 0 nor 1
-        (88.0, -88.0),
-        (-1000.0, 3.0),  # exp(A_log) is 0: no decay at all
-        (INF, 1.0),
-        (-INF, 1.0),
-        (-INF, -40.0),
-        (0.0, INF),
-        (0.0, -INF),
-        (0.0, -300.0),
-        (2.0, 20.5),  # the softplus is linear from here
+        *(("gdn", layout, *case) for layout in LAYOUTS for case in EXTREMES),
+        # an infinite write gate is no gate
+        *(("mamba2", "replay", *case) for case in EXTREMES if case[1] < INF),
+        *(("lightning", "pku", *case) for case in EXTREMES[2:8:2]),
+        ("lightning", "replay", INF, 0.0),
+        ("lightning", "replay", -INF, 0.0),
     ],
 )
-def test_extreme_gate_parameters(A_log: float, a: float, layout: str) -> None:
-    m = build("(2,2)", factors=layout, dtype=DType.FP32)
+def test_extreme_gate_parameters(mixer: str, layout: str, A_log: float, a: float) -> None:
+    m = build("(2,2)", factors=layout, dtype=DType.FP32, mixer=mixer)
     r = make_round(m, batch=1)
     r.A_log.fill_(A_log)
     r.dt_bias.zero_()
@@ -131,9 +171,9 @@ def test_extreme_gate_parameters(A_log: float, a: float, layout: str) -> None:
     play(m, r, [3]).assert_within()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_write_gates_from_1e_12_to_1_and_zero(layout: str) -> None:
-    m = build("chain:16", factors=layout, dtype=DType.FP32)
+@pytest.mark.parametrize(("mixer", "layout"), [c for c in SOME if c not in DECAYING[2:]])
+def test_write_gates_from_1e_12_to_1_and_zero(mixer: str, layout: str) -> None:
+    m = build("chain:16", factors=layout, dtype=DType.FP32, mixer=mixer)
     r = make_round(m, batch=1, repeat=0.9)
     gate = 10.0 ** torch.linspace(-12, -1e-6, 17)
     order = torch.randperm(17, generator=torch.Generator().manual_seed(1))
@@ -178,11 +218,18 @@ def test_siblings_with_opposite_gates_do_not_leak(layout: str) -> None:
     play(m, r, [4, 5]).assert_within()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
+@pytest.mark.parametrize(
+    ("mixer", "layout", "dtype"),
+    [
+        *(("gdn", layout, dtype) for layout in LAYOUTS for dtype in (DType.FP16, DType.BF16)),
+        # without a norm q and k enter at their own size; 50^3 is more than fp16 holds
+        ("mamba2", "pku", DType.BF16),
+        ("lightning", "replay", DType.BF16),
+    ],
+)
 @pytest.mark.parametrize("size", [0.0, 1e-4, 50.0])
-def test_rows_of_every_size(size: float, dtype: DType, layout: str) -> None:
-    m = build("(2,2)", factors=layout, dtype=dtype)
+def test_rows_of_every_size(size: float, mixer: str, layout: str, dtype: DType) -> None:
+    m = build("(2,2)", factors=layout, dtype=dtype, mixer=mixer)
     r = make_round(m)
     r.x.mul_(size)
     r.conv_state.mul_(size)

@@ -15,11 +15,19 @@ KINDS: dict[str, dict[str, Any]] = {
     "runtime-replay": {"template": "any:12", "depth": 5},
     "runtime-pku": {"template": "any:12", "depth": 5, "factors": "pku"},
 }
+KINDS |= {
+    "mamba2": KINDS["static-replay"] | {"mixer": "mamba2", "value_heads": 1},
+    "lightning": KINDS["runtime-pku"] | {"mixer": "lightning", "value_heads": 1},
+}
 NAN = float("nan")
 every_kind = pytest.mark.parametrize("m", KINDS, indirect=True)
+# what stands in a row, and whether it is copied, differs most in these
+row_kinds = pytest.mark.parametrize(
+    "m", ["static-pku", "runtime-replay", "mamba2", "lightning"], indirect=True
+)
 
 
-@pytest.fixture(params=["static-pku", "runtime-replay"], scope="module")
+@pytest.fixture(params=["static-pku", "runtime-replay", "mamba2"], scope="module")
 def m(request: pytest.FixtureRequest) -> ModuleType:
     return build(**KINDS[request.param])
 
@@ -160,6 +168,7 @@ def apart(tensor: torch.Tensor, dim: int, pitch: int) -> torch.Tensor:
     return held.as_strided(inner.shape, strides).copy_(inner).movedim(0, dim)
 
 
+@row_kinds
 def test_views_of_wider_tensors(m: ModuleType) -> None:
     r = nine_nodes(m)
     clean = outcome(m, r, [8, 5])
@@ -194,15 +203,15 @@ def test_node_major_activations(m: ModuleType) -> None:
     assert same_bits(out, clean[0])
 
 
+@row_kinds
 def test_convolved_views_of_one_wider_tensor(m: ModuleType) -> None:
     r = nine_nodes(m)
     factors = poison(m.allocate(2, 1, "cpu"))
     clean = r.verify_qkv(m, factors)
     q, k, v = split(m, wide(r.x[0], 26))
     v = torch.stack([v, v * 0 + NAN], dim=3)[:, :, :, 0]
-    gates = r.a[0], r.b[0], r.A_log[0], r.dt_bias[0]
-    options = {"parents": r.parents, "live": r.live}
-    out = m.verify_qkv(q, k, v, *gates, r.state[0], r.slots, poison(factors), **options)
+    options = r.options(m, 0)
+    out = m.verify_qkv(q, k, v, *r.gates(m, 0), r.state[0], r.slots, poison(factors), **options)
     assert same_bits(out, clean)
     check_verify(m, r, out, factors).assert_within()
 
@@ -219,6 +228,21 @@ def test_pools_with_any_slot_and_layer_pitch(m: ModuleType) -> None:
     assert same_bits(spread.verify(m, factors), clean[0])
     spread.commit(m, factors, [8, 5])
     assert_same((spread.state, spread.conv_state), clean[1:])
+
+
+def test_what_the_skip_reads_is_its_own_head() -> None:
+    m = build("(2)", mixer="mamba2")
+    r = make_round(m, batch=1)
+    clean = outcome(m, r, [2])
+    assert r.D is not None
+    out, *pools = outcome(m, r.with_clones(D=r.D + torch.tensor([0, 1])), [2])
+    assert same_bits(out[:, :, 0], clean[0][:, :, 0])
+    assert not torch.equal(out[:, :, 1], clean[0][:, :, 1])
+    assert_same(tuple(pools), clean[1:])
+    # in the activations' dtype as well, and left out where it is zero
+    play(m, r.with_clones(D=r.D.bfloat16()), [2]).assert_within()
+    without, zero = (outcome(m, r.with_clones(D=D), [2]) for D in (None, 0 * r.D))
+    assert_same(without, zero)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

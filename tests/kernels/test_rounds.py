@@ -1,11 +1,12 @@
 """Many rounds on the same slots: nothing drifts, nothing is left behind."""
 
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
 
-from bolegen.ir import DType
+from bolegen.ir import MIXERS, DType
 from support.drift import History, play_rounds
 from support.judge import LIMIT, Worst
 from support.rounds import build, make_round
@@ -21,6 +22,14 @@ def test_many_rounds_do_not_drift(rounds: int, state_dtype: DType, layout: str) 
     play_rounds(m, rounds, write=1.0).assert_within()
 
 
+@pytest.mark.parametrize(
+    ("mixer", "layout"), zip(list(MIXERS)[1:], cycle(["replay", "pku"]), strict=False)
+)
+def test_every_mixer_goes_on_from_what_it_committed(mixer: str, layout: str) -> None:
+    m = build("(2,1)", value_heads=1, factors=layout, mixer=mixer)
+    play_rounds(m, 5, write=0.3).assert_within()
+
+
 @pytest.mark.parametrize("layout", ["replay", "pku"])
 def test_gates_are_never_rounded_to_the_activations(layout: str) -> None:
     # beta and g of float32 grade differ from their bf16 values in nearly every token
@@ -28,11 +37,14 @@ def test_gates_are_never_rounded_to_the_activations(layout: str) -> None:
     play_rounds(m, 6, write=0.3).assert_within()
 
 
-@pytest.mark.parametrize("layout", ["replay", "pku"])
-def test_a_chain_commits_the_same_as_a_tree_or_one_node_at_a_time(layout: str) -> None:
-    chain = build("chain:4", value_heads=1, factors=layout)
-    tree = build("any:9", depth=5, value_heads=1, factors=layout)
-    single = build("chain:0", value_heads=1, factors=layout)
+@pytest.mark.parametrize(
+    ("mixer", "layout"),
+    [("gdn", "replay"), ("gdn", "pku"), ("mamba2", "replay"), ("lightning", "pku")],
+)
+def test_a_chain_commits_the_same_as_a_tree_or_one_node_at_a_time(mixer: str, layout: str) -> None:
+    chain = build("chain:4", value_heads=1, factors=layout, mixer=mixer)
+    tree = build("any:9", depth=5, value_heads=1, factors=layout, mixer=mixer)
+    single = build("chain:0", value_heads=1, factors=layout, mixer=mixer)
     r = make_round(chain, batch=1)
     slot, states = int(r.slots[0]), []
     for m, parents in ((chain, None), (tree, torch.tensor([[-1, 0, 1, 2, 3, 0, 1]]))):

@@ -73,8 +73,9 @@ def test_a_dead_node_of_garbage_commits_nothing(layout: str) -> None:
         play_unchecked(m, r, [node], [[True, True, False, False, False, True]])
 
 
-def test_random_garbage_in_every_row() -> None:
-    m = build("any:33", depth=4, value_heads=1)
+@pytest.mark.parametrize("mixer", ["gdn", "mamba2", "lightning"])
+def test_random_garbage_in_every_row(mixer: str) -> None:
+    m = build("any:33", depth=4, value_heads=1, mixer=mixer)
     numbers = random.Random(5)
     trees = [[numbers.randrange(-3, 36) for _ in range(33)] for _ in range(2)]
     r = make_round(m, trees=trees)
@@ -98,9 +99,11 @@ def test_a_static_module_treats_a_live_mask_with_holes_alike() -> None:
     play_unchecked(m, r, [5], [[True, False, False, False, True, True]])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_too_deep_a_tree_is_refused_or_cut(layout: str) -> None:
-    m = build("any:9", depth=3, factors=layout, value_heads=1)
+@pytest.mark.parametrize(
+    ("mixer", "layout"), [*(("gdn", layout) for layout in LAYOUTS), ("mamba2", "pku")]
+)
+def test_too_deep_a_tree_is_refused_or_cut(mixer: str, layout: str) -> None:
+    m = build("any:9", depth=3, factors=layout, value_heads=1, mixer=mixer)
     chain = list(range(-1, 5))
     r = make_round(m, batch=1, trees=[chain])
     with pytest.raises(ValueError, match=r"parents: row 0: expected depth 3 or less, got 5"):
@@ -132,8 +135,13 @@ def test_what_is_no_tree_is_refused(parents: list[int], message: str) -> None:
 
 
 def test_holes_in_live_are_refused() -> None:
-    for template in ("any:9", "parents:[-1,0,1]"):
-        m = build(template, depth=3, value_heads=1)
+    for template, mixer in (
+        ("any:9", "gdn"),
+        ("parents:[-1,0,1]", "gdn"),
+        ("any:9", "mamba2"),
+        ("parents:[-1,0,1]", "lightning"),
+    ):
+        m = build(template, depth=3, value_heads=1, mixer=mixer)
         r = make_round(m, batch=1, trees=[[-1, 0, 1]])
         r.live = torch.tensor([[True, False, True]])
         with pytest.raises(ValueError, match=r"live: row 0 node 2: expected a live parent, got"):

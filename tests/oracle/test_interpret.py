@@ -10,16 +10,26 @@ from bolegen import oracle
 from bolegen.codegen.passes import PASSES
 from bolegen.errors import TreeError
 from bolegen.interpret import Matrix, Operands, interpret
-from bolegen.ir import Block, Solver, TreePlan, TreeTemplate, parse_template, plan_tree
-from support.strategies import heads, layer_specs, one_head, trees
+from bolegen.ir import (
+    MIXERS,
+    Block,
+    LayerSpec,
+    Mixer,
+    Solver,
+    TreePlan,
+    TreeTemplate,
+    parse_template,
+    plan_tree,
+)
+from support.strategies import draw_gates, heads, layer_specs, one_head, trees
 
 CLOSE = 1e-12  # of the norms that U and O are made of
 
 
 def check(plan: TreePlan, head: tuple[oracle.Array, ...], parents: tuple[int, ...]) -> None:
     """The plan's U and O against the recurrence, in norms over the head."""
-    want = oracle.recurrence(parents, *head)
-    operands = one_head(head)
+    want = oracle.recurrence(parents, *head, mixer=plan.spec.mixer)
+    operands = one_head(head, parents)
     u, o = interpret(plan, operands, parents)
     scale = np.linalg.norm(operands.v) + np.linalg.norm(operands.ks)
     assert np.linalg.norm(u - want.u[:, 0]) <= CLOSE * scale
@@ -40,8 +50,8 @@ def stages(plan: TreePlan) -> list[tuple[str, TreePlan]]:
 def test_every_pass_preserves_meaning(data: st.DataObject) -> None:
     tree = data.draw(trees(40))
     spec = data.draw(layer_specs())
-    solver = data.draw(st.sampled_from([None, *Solver]))
-    head = data.draw(heads(tree.nodes))
+    solver = data.draw(st.sampled_from([None, *Solver] if spec.mixer.delta else [None]))
+    head = data.draw(heads(tree.nodes, spec.mixer))
     depth = tree.depth + data.draw(st.integers(0, 3))
     assert tree.parents is not None
     for _, plan in stages(plan_tree(tree, spec, depth=depth, solver=solver)):
@@ -53,25 +63,35 @@ def test_every_pass_preserves_meaning(data: st.DataObject) -> None:
 def test_every_pass_preserves_meaning_at_run_time(data: st.DataObject) -> None:
     tree = data.draw(trees(40))
     most = tree.nodes + data.draw(st.integers(0, 40))
-    solver = data.draw(st.sampled_from([None, Solver.HORNER, Solver.SUBSTITUTION]))
+    spec = data.draw(layer_specs())
+    solvers = [None, Solver.HORNER, Solver.SUBSTITUTION] if spec.mixer.delta else [None]
+    solver = data.draw(st.sampled_from(solvers))
     depth = data.draw(st.integers(tree.depth, most))
-    head = data.draw(heads(tree.nodes))
+    head = data.draw(heads(tree.nodes, spec.mixer))
     assert tree.parents is not None
-    plan = plan_tree(TreeTemplate.runtime(most), depth=depth, solver=solver)
+    plan = plan_tree(TreeTemplate.runtime(most), spec, depth=depth, solver=solver)
     for _, after in stages(plan):
         check(after, head, tree.parents)
 
 
-@pytest.mark.parametrize("solver", Solver)
+SOLVED = [
+    (mixer, solver) for mixer in MIXERS.values() for solver in (Solver if mixer.delta else [None])
+]
+
+
+@pytest.mark.parametrize(("mixer", "solver"), SOLVED, ids=lambda x: getattr(x, "name", str(x)))
 @pytest.mark.parametrize("text", ["(3,3,3)", "chain:20", "(63)", "(1,1,1,1,20)", "chain:0"])
-def test_every_solver_on_shapes_that_fill_tiles_badly(text: str, solver: Solver) -> None:
+def test_every_solver_on_shapes_that_fill_tiles_badly(
+    text: str, mixer: Mixer, solver: Solver | None
+) -> None:
     tree = parse_template(text)
     numbers = np.random.default_rng(tree.nodes)
-    q, k = oracle.normalise(*numbers.normal(size=(2, tree.nodes, 1, 8)))
-    gates = -numbers.random((tree.nodes, 1)), numbers.random((tree.nodes, 1))
+    q, k = numbers.normal(size=(2, tree.nodes, 1, 8))
+    q, k = oracle.normalise(q, k, mixer)
+    gates = draw_gates(mixer, numbers, (tree.nodes, 1))
     head = (q, k, numbers.normal(size=(tree.nodes, 1, 4)), *gates, numbers.normal(size=(1, 4, 8)))
     assert tree.parents is not None
-    for _, plan in stages(plan_tree(tree, solver=solver)):
+    for _, plan in stages(plan_tree(tree, LayerSpec(mixer=mixer), solver=solver)):
         check(plan, head, tree.parents)
 
 
@@ -147,13 +167,18 @@ def one_head_of_chain(decays: list[float]) -> tuple[oracle.Array, ...]:
     return q, k, v, g, np.full((nodes, 1), 0.7), state
 
 
-CORRUPTIONS = ["sibling", "ancestor", "power", "column", "order"]
+SOLVE = {"power", "order"}  # what only the solve of a delta term can break
+CORRUPTIONS = ["sibling", "ancestor", "column", *sorted(SOLVE)]
 
 
-@pytest.mark.parametrize("name", CORRUPTIONS)
-def test_a_corrupted_plan_computes_something_else(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "mixer"),
+    [(c, m) for c in CORRUPTIONS for m in MIXERS.values() if m.delta or c not in SOLVE],
+    ids=lambda x: getattr(x, "name", x),
+)
+def test_a_corrupted_plan_computes_something_else(name: str, mixer: Mixer) -> None:
     tree = parse_template("parents:[-1,0,0,1,1,2,3]")
-    plan = plan_tree(tree)
+    plan = plan_tree(tree, LayerSpec(mixer=mixer))
     (block,) = plan.blocks
     assert plan.spans is not None
     spans = list(plan.spans)
@@ -169,8 +194,8 @@ def test_a_corrupted_plan_computes_something_else(name: str) -> None:
     wrong = replace(plan, spans=tuple(spans), blocks=blocks)
     operands = exact(np.random.default_rng(4), tree.nodes)
     (u, o), (wrong_u, wrong_o) = interpret(plan, operands), interpret(wrong, operands)
-    # U starts one power ahead of O: only O needs the last one
-    assert (u != wrong_u).any() or name == "power"
+    # U starts one power ahead of O: only O needs the last one; without a delta term U is R
+    assert (u != wrong_u).any() == (mixer.delta and name != "power")
     assert (o != wrong_o).any()
 
 

@@ -10,32 +10,63 @@ from bolegen import oracle, proofs
 from bolegen.codegen.pipeline import plan_template
 from bolegen.errors import ProofError
 from bolegen.formal import run_recurrence
-from bolegen.ir import Block, Solver, TreePlan, parse_template, plan_tree, spell_template
+from bolegen.ir import (
+    MIXERS,
+    Block,
+    Decay,
+    LayerSpec,
+    Mixer,
+    Solver,
+    TreePlan,
+    TreeTemplate,
+    parse_template,
+    plan_tree,
+    spell_template,
+)
 from bolegen.proofs import prove_plan
 from support.strategies import heads, one_head, trees
 
 LONG = "(1,1,1,1,1,1,1,1,1,1,2)"  # depth 11: beyond the polynomials
+every_mixer = pytest.mark.parametrize("mixer", MIXERS.values(), ids=MIXERS.keys())
 
 
-@settings(max_examples=25)
+def planned(text: str, mixer: Mixer, depth: int | None = None) -> TreePlan:
+    return plan_template(text, LayerSpec(mixer=mixer), depth=depth)
+
+
+@every_mixer
+@settings(max_examples=10)
 @given(st.data())
-def test_the_formal_recurrence_is_the_oracle(data: st.DataObject) -> None:
+def test_the_formal_recurrence_is_the_oracle(mixer: Mixer, data: st.DataObject) -> None:
     tree = data.draw(trees(24))
-    head = data.draw(heads(tree.nodes))
+    head = data.draw(heads(tree.nodes, mixer))
     assert tree.parents is not None
-    want = oracle.recurrence(tree.parents, *head)
-    u, o = run_recurrence(tree.parents, one_head(head))
+    want = oracle.recurrence(tree.parents, *head, mixer=mixer)
+    u, o = run_recurrence(tree.parents, one_head(head, tree.parents), mixer)
     np.testing.assert_allclose(u, want.u[:, 0], rtol=1e-11, atol=1e-11)
     np.testing.assert_allclose(o, want.o[:, 0], rtol=1e-11, atol=1e-11)
 
 
-@settings(max_examples=15)
+@every_mixer
+@settings(max_examples=6)
 @given(trees(24), st.sampled_from([None, Solver.HORNER, Solver.SUBSTITUTION]))
-def test_compiled_plans_of_drawn_trees_are_proven(tree: object, solver: Solver | None) -> None:
-    text = spell_template(tree)  # type: ignore[arg-type]
-    plan = plan_template(text, solver=solver)
-    certificate = prove_plan(plan)
-    assert certificate.index == plan.tree.depth + 1
+def test_compiled_plans_of_drawn_trees_are_proven(
+    mixer: Mixer, tree: TreeTemplate, solver: Solver | None
+) -> None:
+    solver = solver if mixer.delta else None
+    plan = plan_template(spell_template(tree), LayerSpec(mixer=mixer), solver=solver)
+    assert prove_plan(plan).index == (plan.tree.depth + 1 if mixer.delta else 1)
+
+
+@every_mixer
+@pytest.mark.parametrize(
+    ("text", "method"), [("(3,3,3)", "symbols"), ("(2,2,2,2,2,2,2)", "residues")]
+)
+def test_every_mixer_is_proven_either_way(text: str, method: str, mixer: Mixer) -> None:
+    certificate = prove_plan(planned(text, mixer))
+    assert certificate.method == method
+    assert certificate.claims[-1].startswith(("U and O of every node", "(I + G) U = R, and U and"))
+    assert any("G = 0" in claim for claim in certificate.claims) != mixer.delta
 
 
 @pytest.mark.parametrize("text", ["chain:0", "chain:8", "(3,3,3)", "(2,2,2,2,2)", "(63)"])
@@ -57,10 +88,10 @@ def test_templates_of_512_nodes_are_proven(text: str) -> None:
     assert prove_plan(plan_template(text)).nodes > 300
 
 
-@pytest.mark.parametrize("depth", [0, 1, 5, None])
-@pytest.mark.parametrize("nodes", [1, 17, 64])
-def test_runtime_templates_are_proven(nodes: int, depth: int | None) -> None:
-    certificate = prove_plan(plan_template(f"any:{nodes}", depth=depth))
+@every_mixer
+@pytest.mark.parametrize(("nodes", "depth"), [(1, 0), (17, 1), (17, None), (64, 5), (64, None)])
+def test_runtime_templates_are_proven(nodes: int, depth: int | None, mixer: Mixer) -> None:
+    certificate = prove_plan(planned(f"any:{nodes}", mixer, depth))
     assert certificate.template == f"any:{nodes}"
     assert any("every tree" in claim for claim in certificate.claims)
     assert any("sampled" in claim for claim in certificate.claims)
@@ -129,16 +160,60 @@ def test_a_corrupted_plan_is_refuted(corrupt: Callable[[TreePlan], TreePlan], ru
         prove_plan(corrupt(plan_template("(3,3,3)")))
 
 
-@pytest.mark.parametrize("corrupt", [let_sibling_in, leave_ancestor_out])
+def lose_node(plan: TreePlan) -> TreePlan:
+    """The last block forgets one of its nodes."""
+    *others, last = plan.blocks
+    kept = [node for node in last.nodes if node >= 0][:-1]
+    padded = (*kept, *[-1] * (last.rows - len(kept)))
+    return replace(plan, blocks=(*others, replace(last, nodes=padded)))
+
+
+# what there is to break without a solve, and with one
+STRUCTURE = [let_sibling_in, leave_ancestor_out, drop_columns, lose_node]
+
+
+@every_mixer
+@pytest.mark.parametrize("corrupt", STRUCTURE)
 @pytest.mark.parametrize("symbolic", [True, False])
-def test_equality_alone_refutes_a_wrong_mask(
-    corrupt: Callable[[TreePlan], TreePlan], symbolic: bool, monkeypatch: pytest.MonkeyPatch
+def test_equality_alone_refutes_a_wrong_structure(
+    corrupt: Callable[[TreePlan], TreePlan],
+    symbolic: bool,
+    mixer: Mixer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(proofs, "_prove_mask", lambda *_: None)
     monkeypatch.setattr(proofs, "_find_index", lambda *_: 4)
     monkeypatch.setattr(proofs, "SYMBOLIC_NODES", 64 if symbolic else 0)
     with pytest.raises(ProofError, match="is not the recurrence's"):
-        prove_plan(corrupt(plan_template("(3,3,3)")))
+        prove_plan(corrupt(planned("(3,3,3)", mixer)))
+
+
+@every_mixer
+def test_a_wrong_mask_is_named_whatever_the_mixer(mixer: Mixer) -> None:
+    for corrupt, rule in CORRUPTIONS[:2]:
+        with pytest.raises(ProofError, match=rule):
+            prove_plan(corrupt(planned("(3,3,3)", mixer)))
+
+
+@every_mixer
+def test_runtime_blocks_without_columns_or_a_node_are_refuted(mixer: Mixer) -> None:
+    plan = planned("any:40", mixer, 5)
+    with pytest.raises(ProofError, match="node 0 may have children, but its block has no columns"):
+        prove_plan(drop_columns(plan))
+    with pytest.raises(ProofError, match="node 39 is not in its place"):
+        prove_plan(lose_node(plan))
+    with pytest.raises(ProofError, match="node 0 is not in its place"):
+        prove_plan(turn_blocks(plan))
+
+
+@every_mixer
+def test_sampled_trees_alone_refute_a_lost_column(
+    mixer: Mixer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proofs, "_check_any_tree", lambda _: None)
+    for corrupt in (drop_columns, lose_node):
+        with pytest.raises(ProofError, match="is not the recurrence's"):
+            prove_plan(corrupt(planned("any:40", mixer, 5)))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64])
@@ -182,12 +257,21 @@ def test_runtime_blocks_that_fail_some_tree_are_refuted() -> None:
         prove_plan(replace(plan, blocks=(*plan.blocks[:-1], lost)))
 
 
-def test_a_wrong_recurrence_would_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget_decay(parents, operands, mixer):  # type: ignore[no-untyped-def]
-        one = operands.decay * 0 + 1
-        return run_recurrence(parents, replace(operands, decay=one), mixer)
+@every_mixer
+@pytest.mark.parametrize("term", ["decay", "beta", "delta"])
+def test_a_wrong_recurrence_would_not_pass(
+    term: str, mixer: Mixer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forget(parents, operands, mixer):  # type: ignore[no-untyped-def]
+        if term == "delta":
+            return run_recurrence(parents, operands, replace(mixer, delta=not mixer.delta))
+        one = {term: getattr(operands, term) * 0 + 1}
+        return run_recurrence(parents, replace(operands, **one), mixer)
 
-    monkeypatch.setattr(proofs, "run_recurrence", forget_decay)
-    for text in ("chain:2", "chain:12"):
-        with pytest.raises(ProofError, match="node 0: U"):
-            prove_plan(plan_template(text))
+    monkeypatch.setattr(proofs, "run_recurrence", forget)
+    if term == "decay" and mixer.decay is Decay.NONE:
+        assert prove_plan(planned("chain:2", mixer)).nodes == 3
+        return
+    for text in ("chain:2", "chain:12", "any:9"):
+        with pytest.raises(ProofError, match=r"node 0: [UO]"):
+            prove_plan(planned(text, mixer))

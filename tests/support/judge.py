@@ -10,7 +10,7 @@ import torch
 
 from bolegen import oracle
 from bolegen.interpret import Operands, decay_products, true_mask
-from bolegen.ir import find_mixer
+from bolegen.ir import Mixer, find_mixer
 from bolegen.oracle import Array
 
 __all__ = [
@@ -112,7 +112,8 @@ def check_verify(m: ModuleType, r: Any, out: torch.Tensor, factors: Any, layer: 
             if m.MODULE.dtype != torch.float32:
                 limit = max(rounding(exact, m.MODULE.dtype), limit)
             if m.MODULE.readout == "bf16":
-                limit += READOUT * _measure_readout(r.trees[row], known, state, head, live)
+                each = _measure_readout(r.trees[row], known, state, head, live, mixer)
+                limit += READOUT * each
             worst.note("o", float(np.linalg.norm(got[:, head] - exact)), limit)
         if factors.u is not None:
             parts = (*known[1:], state)
@@ -121,19 +122,24 @@ def check_verify(m: ModuleType, r: Any, out: torch.Tensor, factors: Any, layer: 
 
 
 def _measure_readout(
-    parents: Sequence[int], known: tuple[Array, ...], state: Array, head: int, live: Array | None
+    parents: Sequence[int],
+    known: tuple[Array, ...],
+    state: Array,
+    head: int,
+    live: Array | None,
+    mixer: Mixer,
 ) -> float:
     """Norm of |Y| |R| of one head, Y = C (I + G)^-1: what one rounding of each costs at most."""
     q, k, v, g, beta = known
     key = head // (v.shape[1] // k.shape[1])
     one = Operands.from_arrays(
-        q[:, key], k[:, key], v[:, head], np.exp(g[:, head]), beta[:, head], state[head]
+        q[:, key], k[:, key], v[:, head], np.exp(g[:, head]), beta[:, head], state[head], parents
     )
-    ratio, reach = decay_products(parents, one)
+    ratio, reach = decay_products(parents, one, mixer)
     mask, write, own = true_mask(parents), one.beta[:, None], np.eye(len(parents))
-    inverted = own + np.where(mask, ratio * one.kk * write, 0)
+    inverted = own + mixer.delta * np.where(mask, ratio * one.kk * write, 0)
     y = np.linalg.solve(inverted.T, np.where(mask | (own > 0), ratio * one.qk, 0).T).T
-    each = np.abs(y) @ np.abs(write * (one.v - reach * one.ks))
+    each = np.abs(y) @ np.abs(write * (one.v - mixer.delta * reach * one.ks))
     return float(np.linalg.norm(each if live is None else each[live]))
 
 

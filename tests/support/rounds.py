@@ -7,6 +7,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -111,7 +112,7 @@ class Round:
             self.slots,
             factors,
             layer=layer,
-            **{"conv_bias": bias} | self._options(m, layer) | options,
+            **{"conv_bias": bias} | self.options(m, layer) | options,
         )
         return out
 
@@ -121,7 +122,8 @@ class Round:
         names = "a", "b", "A_log", "dt_bias"
         return [getattr(self, name)[layer] if name in known else None for name in names]
 
-    def _options(self, m: ModuleType, layer: int) -> dict[str, Any]:
+    def options(self, m: ModuleType, layer: int) -> dict[str, Any]:
+        """Topology and live nodes, and D where the mixer has a skip."""
         known = {"parents": self.parents, "live": self.live}
         if find_mixer(m.MODULE.mixer).skip:
             known["D"] = None if self.D is None else self.D[layer]
@@ -138,7 +140,7 @@ class Round:
             self.slots,
             factors,
             layer=layer,
-            **self._options(m, layer) | options,
+            **self.options(m, layer) | options,
         )
         return out
 
@@ -154,8 +156,8 @@ def split(m: ModuleType, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, t
     (hk, hv), (dk, dv) = m.MODULE.heads, m.MODULE.dims
     sizes = {"q": hk * dk, "k": hk * dk, "v": hv * dv}
     order = find_mixer(m.MODULE.mixer).row
-    cut = x.split([sizes[part] for part in order], -1)  # type: ignore[no-untyped-call]
-    parts = dict(zip(order, cut, strict=True))
+    *ends, _ = accumulate(sizes[part] for part in order)
+    parts = dict(zip(order, x.tensor_split(ends, -1), strict=True))
     q, k = (parts[part].view(*x.shape[:-1], hk, dk) for part in "qk")
     return q, k, parts["v"].view(*x.shape[:-1], hv, dv)
 

@@ -37,6 +37,14 @@ def _gdn(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _kimi(**more: Any) -> dict[str, Any]:
+    return {
+        **ATTENTION, "layer_types": TWO, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16, "v_head_dim": 16, "mlp_layer_types": ["dense", "dense"],
+        "num_key_value_heads": 2, **more,
+    }  # fmt: skip
+
+
 def _mamba(**more: Any) -> dict[str, Any]:
     return {
         **ATTENTION, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 16,
@@ -73,6 +81,13 @@ TINY = {
     ),
     "olmo-hybrid, write gates to 1": Tiny(
         "olmo_hybrid", "OlmoHybrid", _gdn(linear_allow_neg_eigval=False)
+    ),
+    "kimi-linear": Tiny(
+        "kimi_linear", "KimiLinear", _kimi(linear_head_dim=16, linear_num_heads=2)
+    ),
+    "ling": Tiny("bailing_hybrid", "BailingHybrid", _kimi(head_dim=16)),
+    "ling, no bound": Tiny(
+        "bailing_hybrid", "BailingHybrid", _kimi(head_dim=16, kda_safe_gate=False)
     ),
     "mamba2": Tiny(
         "mamba2",

@@ -10,6 +10,7 @@ Known by their attributes, so that transformers is not imported here: docs/adapt
 
 from bolegen_runtime.adapters.families import FAMILIES, adapt, adapt_model
 from bolegen_runtime.adapters.gated_delta import OlmoHybrid, Qwen3Next, Qwen35
+from bolegen_runtime.adapters.kimi import Kimi
 from bolegen_runtime.adapters.layer import Adapter, AdapterError, Constants, Rows
 from bolegen_runtime.adapters.lightning import Lightning
 from bolegen_runtime.adapters.mamba2 import Mamba2
@@ -19,6 +20,7 @@ __all__ = [
     "Adapter",
     "AdapterError",
     "Constants",
+    "Kimi",
     "Lightning",
     "Mamba2",
     "OlmoHybrid",

@@ -3,13 +3,14 @@
 from typing import Any
 
 from bolegen_runtime.adapters.gated_delta import OlmoHybrid, Qwen3Next, Qwen35
+from bolegen_runtime.adapters.kimi import Kimi
 from bolegen_runtime.adapters.layer import Adapter, AdapterError
 from bolegen_runtime.adapters.lightning import Lightning
 from bolegen_runtime.adapters.mamba2 import Mamba2
 
 __all__ = ["FAMILIES", "adapt", "adapt_model"]
 
-FAMILIES: tuple[type[Adapter], ...] = (Qwen35, Qwen3Next, OlmoHybrid, Mamba2, Lightning)
+FAMILIES: tuple[type[Adapter], ...] = (Qwen35, Qwen3Next, OlmoHybrid, Kimi, Mamba2, Lightning)
 
 
 def adapt(token_mixer: Any) -> Adapter:

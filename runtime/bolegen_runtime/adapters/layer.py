@@ -18,7 +18,8 @@ class AdapterError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A layer's projections, one row a node: x [B, T, C], a and b [B, T, Hv] as verify takes them.
+    """A layer's projections, one row a node: x [B, T, C], a and b [B, T, Hv] as verify takes them,
+    a [B, T, Hv, dk] where each key channel decays by itself.
 
     ``gate`` is what ``finish`` multiplies the output with, in whichever form the family has it.
     None where the mixer has no such operand.
@@ -32,7 +33,8 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Constants:
-    """A layer's weights as verify takes them: conv_weight [C, W], conv_bias [C], others [Hv].
+    """A layer's weights as verify takes them: conv_weight [C, W], conv_bias [C], others [Hv],
+    dt_bias [Hv, dk] where each key channel decays by itself.
 
     Views of the model's own parameters where they can be; None where the mixer has none.
     """
