@@ -71,6 +71,7 @@ bench: export PYTHONPATH := .:runtime
 bench: ## other projects' kernels and ours, side by side on this GPU, into docs/performance.md
 	@test -f .peers/versions.json || $(PYTHON) benchmarks/peers/fetch.py
 	@$(PYTHON) benchmarks/compare.py
+	@$(PYTHON) benchmarks/compare.py --mixers --append
 	@$(PYTHON) benchmarks/compare.py --scaling --append
 	@$(PYTHON) benchmarks/render.py
 

@@ -14,7 +14,20 @@ from functools import cache
 from typing import Any
 
 from bolegen.codegen import EmittedModule, compile_template
-from bolegen.ir import DType, LayerSpec, parse_template
+from bolegen.ir import (
+    DELTANET,
+    GDN,
+    GDN_NEG,
+    KDA,
+    KDA_BOUNDED,
+    LIGHTNING,
+    MAMBA2,
+    MIXERS,
+    DType,
+    LayerSpec,
+    Mixer,
+    parse_template,
+)
 
 __all__ = [
     "MODELS",
@@ -22,6 +35,7 @@ __all__ = [
     "Case",
     "Shape",
     "list_cases",
+    "list_mixers",
     "list_scaling",
     "tree_depth",
     "tree_parents",
@@ -33,20 +47,32 @@ EAGLE_TOP = 8
 
 @dataclass(frozen=True)
 class Shape:
-    """Heads, dims and linear layers of one model."""
+    """Heads, dims, recurrent layers and mixer of one model; ``bias`` of its convolution."""
 
     key_heads: int
     value_heads: int
     layers: int
     d_k: int = 128
     d_v: int = 128
+    mixer: Mixer = GDN
+    bias: bool = False
 
 
 MODELS = {
     "9B": Shape(16, 32, 24),
     "27B": Shape(16, 48, 48),
     "122B": Shape(16, 64, 36),
-    "tiny": Shape(1, 2, 2, 16, 16),  # for the interpreter
+    "Kimi-Linear": Shape(32, 32, 20, mixer=KDA),
+    "Kimi-K3": Shape(96, 96, 69, mixer=KDA_BOUNDED),
+    "Nemotron-H-8B": Shape(8, 128, 24, d_v=64, mixer=MAMBA2, bias=True),
+    "OLMo-Hybrid": Shape(30, 30, 24, 96, 192, mixer=GDN_NEG),
+    "DeltaNet-1.3B": Shape(16, 16, 24, mixer=DELTANET),
+    "MiniMax-01": Shape(64, 64, 70, mixer=LIGHTNING),
+    # for the interpreter
+    "tiny": Shape(1, 2, 2, 16, 16),
+} | {
+    f"tiny-{name}": Shape(1, 2, 2, 16, 16, mixer=mixer, bias=mixer is MAMBA2)
+    for name, mixer in MIXERS.items()
 }
 
 
@@ -62,7 +88,7 @@ NUMERICS: dict[str, dict[str, Any]] = {
 class Case:
     """One row of the comparison: a suite, a model, a tree and a batch."""
 
-    suite: str  # verify, commit, round, accuracy or scaling
+    suite: str  # verify, commit, round, accuracy, mixer or scaling
     model: str
     tree: str
     batch: int
@@ -105,6 +131,7 @@ class Case:
         """The layer that the module is compiled for."""
         shape = self.shape
         return LayerSpec(
+            mixer=shape.mixer,
             key_heads=shape.key_heads,
             value_heads=shape.value_heads,
             d_k=shape.d_k,
@@ -145,6 +172,15 @@ def list_accuracy() -> Iterator[Case]:
         for batch in (1, 8, 32):
             for numerics in NUMERICS:
                 yield Case("accuracy", "9B", tree, batch, numerics=numerics)
+
+
+def list_mixers() -> Iterator[Case]:
+    """The other mixers: those whose trees a peer verifies over batches, the rest at one."""
+    for model in ("Kimi-Linear", "Nemotron-H-8B"):
+        for tree in ("eagle64", "any:eagle64", "333"):
+            yield from (Case("mixer", model, tree, batch) for batch in (16, 1, 8, 32))
+    for model in ("Kimi-K3", "OLMo-Hybrid", "DeltaNet-1.3B", "MiniMax-01"):
+        yield from (Case("mixer", model, tree, 16) for tree in ("eagle64", "any:eagle64", "333"))
 
 
 def list_scaling() -> Iterator[Case]:

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "runtime"), str(ROOT / "tests")]
 import torch  # noqa: E402
 
 from benchmarks import contest, offline  # noqa: E402
-from benchmarks.cases import Case, list_cases, list_scaling, tree_depth  # noqa: E402
+from benchmarks.cases import Case, list_cases, list_mixers, list_scaling, tree_depth  # noqa: E402
 from benchmarks.operands import Operands  # noqa: E402
 from benchmarks.systems import Ours, System  # noqa: E402
 from benchmarks.timing import (  # noqa: E402
@@ -44,8 +45,8 @@ def main() -> int:
     """0 where every system that was run was right."""
     options = _parse()
     pattern = re.compile(options.only)
-    listed = list_scaling() if options.scaling else list_cases()
-    cases = [case for case in listed if pattern.search(case.key)]
+    listed = list_scaling if options.scaling else list_mixers if options.mixers else list_cases
+    cases = [case for case in listed() if pattern.search(case.key)]
     if options.list:
         print(*(case.key for case in cases), sep="\n")
         return 0
@@ -65,10 +66,13 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "docs/compare.jsonl")
     parser.add_argument("--append", action="store_true", help="keep the lines that --out has")
-    parser.add_argument("--scaling", action="store_true", help="ours alone, over T, depth and B")
+    suites = parser.add_mutually_exclusive_group()
+    suites.add_argument("--scaling", action="store_true", help="ours alone, over T, depth and B")
+    suites.add_argument("--mixers", action="store_true", help="mixers other than gdn")
     parser.add_argument("--only", default="", metavar="REGEX", help="cases by name, see --list")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     parser.add_argument("--limit-s", type=float, default=540, help="start no case after this")
+    parser.add_argument("--case-limit-s", type=float, default=120, help="end the run after this")
     parser.add_argument("--workers", type=int, default=16, help="processes that compile ahead")
     parser.add_argument("--flashinfer", type=Path, help="a compiled library, for chains")
     parser.add_argument("--compile-only", action="store_true", help="for sm_90, without a GPU")
@@ -92,6 +96,7 @@ class _Run:
     def __init__(self, file: TextIO, options: argparse.Namespace) -> None:
         self.file, self.workers, self.flashinfer = file, options.workers, options.flashinfer
         self.end: float = time.monotonic() + options.limit_s
+        self.case_limit_s: float = options.case_limit_s
         self.about: dict[str, Any] = {}
         self.wrong = 0
 
@@ -108,7 +113,10 @@ class _Run:
                 why = "not compiled in time" if case.key in late else "out of time"
                 self._write({"kind": "skipped", "case": case.key, "error": why})
                 continue
+            watch = threading.Timer(self.case_limit_s, self._give_up, [case])
+            watch.start()
             self._case(case)
+            watch.cancel()
             torch.cuda.empty_cache()
         return int(self.wrong > 0)
 
@@ -135,6 +143,12 @@ class _Run:
             lines.append({"kind": "failed", "case": case.key, "error": said})
         for line in lines:
             self._write(line)
+
+    def _give_up(self, case: Case) -> None:
+        """End a run whose case hangs: nothing else stops a kernel that does not return."""
+        said = f"over {self.case_limit_s:g} s; the run ended here"
+        self._write({"kind": "failed", "case": case.key, "error": said})
+        os._exit(1)
 
     def _contest(self, case: Case) -> Iterator[dict[str, Any]]:
         r = contest.draw(case, "cuda")
@@ -171,6 +185,7 @@ def _common(case: Case, r: Operands) -> dict[str, Any]:
         "case": case.key,
         "suite": case.suite,
         "model": case.model,
+        "mixer": shape.mixer.name,
         "tree": case.tree,
         "nodes": len(r.parents),
         "depth": tree_depth(r.parents),
@@ -204,7 +219,7 @@ def _about_ours(mine: Ours, system: System, r: Operands, about: dict[str, Any]) 
     found["floor_us"] = round(moved * 1e-6 / about["copy_TBps"], 3)
     if r.case.suite == "accuracy":
         found["errors"] = mine.errors(r.sets - 1)
-    if r.case.suite == "verify":
+    if r.case.suite in ("verify", "mixer"):
         found["kernels_us"] = kernel_times(system, r.sets)
     return found
 

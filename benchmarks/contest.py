@@ -19,6 +19,7 @@ from benchmarks.cases import Case
 from benchmarks.operands import STATES, Operands, draw_operands
 from benchmarks.peers.calls import CONV_MAX_NODES, Commit, Replay, Serial
 from benchmarks.peers.flashinfer import FlashInfer
+from benchmarks.peers.mixers import SERIAL
 from benchmarks.peers.rounds import SerialRound
 from benchmarks.reference import Exact, solve_exactly
 from benchmarks.systems import Ours, System
@@ -69,9 +70,9 @@ def peers(
         yield Commit(r).commit
     if case.suite == "round":
         yield SerialRound(r, exact).round
-    if case.suite != "verify" or case.runtime:
+    if not _has_serial(case):
         return
-    serial = Serial(r, exact)
+    serial = SERIAL.get(case.shape.mixer.name, Serial)(r, exact)
     yield serial.solve
     if len(r.parents) <= CONV_MAX_NODES:
         yield from (serial.core, serial.convolution)
@@ -81,6 +82,12 @@ def peers(
             yield from (replay.solve, replay.core)
         if flashinfer is not None:
             yield FlashInfer(serial, flashinfer).solve
+
+
+def _has_serial(case: Case) -> bool:
+    """Whether SGLang verifies such a tree, and no other case times that already."""
+    known = case.suite == "verify" or (case.suite == "mixer" and case.shape.mixer.name in SERIAL)
+    return known and not case.runtime
 
 
 def remember(r: Operands) -> Reference:
@@ -95,7 +102,7 @@ def list_tasks(cases: Iterable[Case]) -> list[Task]:
     for case in cases:
         group = (case.suite, case.model, case.tree, case.state, case.numerics)
         groups.setdefault(group, []).append(case)
-        if case.suite in ("verify", "commit") and not case.runtime:
+        if case.suite == "commit" or _has_serial(case):
             alone.append(case)
     tasks = [((case,), False) for case in alone] + [(tuple(g), True) for g in groups.values()]
     return sorted(tasks, key=_weight, reverse=True)

@@ -2,6 +2,7 @@
 """Compile for a GPU that is not there: a launch builds its kernel for sm_90 and runs nothing."""
 
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -50,6 +51,8 @@ def install() -> None:
     """From now on kernels are compiled and not launched; tensors may lie on the CPU."""
     os.environ["PEERS_SM"] = str(CAPABILITY)
     driver.set_active(_Absent())
+    # peers make a tensor's device the current one
+    torch.cpu.device = nullcontext  # type: ignore[attr-defined]
     launch = JITFunction.run
 
     def compile_only(self, *args, grid, warmup, **options) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.operands import Operands, split_rows
+from bolegen.ir import Decay
 from bolegen_runtime.contract import LIMIT
 
 __all__ = [
@@ -25,7 +26,10 @@ _CHUNK_BYTES = 8 << 30
 
 @dataclass(frozen=True)
 class Exact:
-    """One layer: o [B, T, Hv, dv], state [B, Hv, dv, dk] and window [B, C, W-1] at ``last``."""
+    """One layer: o [B, T, Hv, dv], state [B, Hv, dv, dk] and window [B, C, W-1] at ``last``.
+
+    The window means nothing where the mixer has no convolution.
+    """
 
     o: torch.Tensor
     state: torch.Tensor
@@ -72,25 +76,50 @@ def _worst(error: torch.Tensor, limit: torch.Tensor) -> float:
 
 
 def _solve(r: Operands, layer: int, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    ratio = r.case.shape.value_heads // r.case.shape.key_heads
+    mixer, ratio = r.case.shape.mixer, r.case.spec.ratio
     q, k, v = (part.double() for part in split_rows(r.case, r.rows[layer, rows]))
-    q, k = (
-        part.repeat_interleave(ratio, 2) for part in (_unit(q) * q.shape[-1] ** -0.5, _unit(k))
-    )
-    step = r.a[layer, rows].double() + r.dt_bias.double()
-    decay = torch.exp(-torch.exp(r.A_log.double()) * torch.nn.functional.softplus(step))
-    write = torch.sigmoid(r.b[layer, rows].double())
+    if mixer.unit_keys:
+        q, k = _unit(q) * q.shape[-1] ** -0.5, _unit(k)
+    q, k = (part.repeat_interleave(ratio, 2) for part in (q, k))
+    decay, write = _decay(r, layer, rows), _write(r, layer, rows)
     pool = r.state[layer, r.slots[rows].long()].double()
     o, states = torch.empty_like(v), pool.new_empty(len(r.parents), *pool.shape)
     for node, parent in enumerate(r.parents):
         state = states[node]
-        torch.mul(pool if parent < 0 else states[parent], decay[:, node, :, None, None], out=state)
-        seen = (state @ k[:, node, :, :, None])[..., 0]
+        torch.mul(pool if parent < 0 else states[parent], decay[:, node], out=state)
+        seen = (state @ k[:, node, :, :, None])[..., 0] if mixer.delta else 0.0
         u = write[:, node, :, None] * (v[:, node] - seen)
         state += u[..., :, None] * k[:, node, :, None, :]
         o[:, node] = (state @ q[:, node, :, :, None])[..., 0]
+    if mixer.skip:
+        o += r.D.double()[:, None] * v
     last = r.last[rows]
     return o, states[last, torch.arange(len(last), device=last.device)]
+
+
+def _decay(r: Operands, layer: int, rows: slice) -> torch.Tensor:
+    """What a state is multiplied by at each node: [B, T, Hv, 1, dk or 1]."""
+    mixer, rate = r.case.shape.mixer, torch.exp(r.A_log.double())
+    if mixer.decay is Decay.CHANNEL:
+        rate = rate[:, None]
+    step = r.a[layer, rows].double() + r.dt_bias.double()
+    log_decay = {
+        "0": torch.zeros_like(step),
+        "-exp(A_log)": -rate.expand_as(step),
+        "-exp(A_log) softplus(a + dt_bias)": -rate * torch.nn.functional.softplus(step),
+        "-5 sigmoid(exp(A_log) (a + dt_bias))": -5 * torch.sigmoid(rate * step),
+    }[mixer.log_decay]
+    decay = torch.exp(log_decay)
+    return decay[..., None, :] if mixer.decay is Decay.CHANNEL else decay[..., None, None]
+
+
+def _write(r: Operands, layer: int, rows: slice) -> torch.Tensor:
+    """Write gates [B, T, Hv]."""
+    gate = r.case.shape.mixer.write_gate
+    if gate == "softplus(a + dt_bias)":
+        return torch.nn.functional.softplus(r.a[layer, rows].double() + r.dt_bias.double())
+    write = torch.sigmoid(r.b[layer, rows].double())
+    return {"1": torch.ones_like(write), "sigmoid(b)": write, "2 sigmoid(b)": 2 * write}[gate]
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from benchmarks.accuracy import accuracy_table  # noqa: E402
+from benchmarks.mixer_table import mixer_table  # noqa: E402
 from benchmarks.pages import fill  # noqa: E402
 
 __all__ = ["Lines", "fill_page", "main", "read_lines", "tables"]
@@ -107,6 +108,7 @@ def tables(lines: Lines) -> str:
         _verify(lines, "core", "Whole verify core: convolution, gates, factors, solve"),
         _verify(lines, "solve", "Factors and solve on convolved rows"),
         _floors(lines),
+        _mixers(lines),
         _accuracy(lines),
         _chains(lines),
         _runtime(lines),
@@ -159,6 +161,12 @@ def _floors(lines: Lines) -> str:
                      parts])  # fmt: skip
     head = [*_NAME, "floor", "core", "core / floor", "traffic", "solve / traffic", "kernels"]
     return _table("Distance from the floors, us a layer", head, rows)
+
+
+def _mixers(lines: Lines) -> str:
+    """Mixers other than gdn beside the peer's verifiers of them."""
+    found = mixer_table(lines.cases("mixer"), lambda *key: lines.times.get(key))
+    return _table("Other mixers, us a layer", *found)
 
 
 def _accuracy(lines: Lines) -> str:
@@ -278,6 +286,7 @@ def _order(line: Line) -> tuple[Any, ...]:
     place = models.index(line["model"]) if line["model"] in models else len(models)
     return (
         place,
+        line["model"],
         line["state"] != "fp32",
         line["nodes"],
         line["depth"],

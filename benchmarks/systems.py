@@ -48,6 +48,7 @@ class Ours:
         self.factors.check = False  # the operands are right by construction
         shape = r.case.shape
         self.out = r.x.new_empty(r.sets, batch, len(r.parents), shape.value_heads, shape.d_v)
+        self.mixer = shape.mixer
         given = torch.tensor([r.parents] * batch, dtype=torch.int32, device=device)
         self.parents = given if r.case.runtime else None
         self.qkv = split_rows(r.case, r.rows)
@@ -72,17 +73,31 @@ class Ours:
     def run_layer(self, i: int) -> torch.Tensor:
         """Verify of one layer, the convolution included."""
         r = self.r
+        weight, window, bias = (
+            (r.weight, r.windows[i], r.bias) if self.mixer.convolved else (None, None, None)
+        )
+        a, b, *heads = self._gates(i)
         out: torch.Tensor = self.module.verify(
-            r.x[i], r.a[i], r.b[i], r.weight, r.A_log, r.dt_bias, r.state[i], r.windows[i],
-            r.slots, self.factors, layer=i, parents=self.parents, out=self.out[i],
+            r.x[i], a, b, weight, *heads, r.state[i], window, r.slots, self.factors, layer=i,
+            conv_bias=bias, **self._options(i),
         )  # fmt: skip
         return out
+
+    def _gates(self, i: int) -> list[torch.Tensor | None]:
+        """a, b, A_log and dt_bias, None for those that the mixer does not read."""
+        r, known = self.r, self.mixer.arguments
+        given = {"a": r.a[i], "b": r.b[i], "A_log": r.A_log, "dt_bias": r.dt_bias}
+        return [tensor if name in known else None for name, tensor in given.items()]
+
+    def _options(self, i: int) -> dict[str, Any]:
+        skip = {"D": self.r.D} if self.mixer.skip else {}
+        return {"parents": self.parents, "out": self.out[i]} | skip
 
     def _verify_qkv(self, i: int) -> torch.Tensor:
         r = self.r
         out: torch.Tensor = self.module.verify_qkv(
-            *(part[i] for part in self.qkv), r.a[i], r.b[i], r.A_log, r.dt_bias, r.state[i],
-            r.slots, self.factors, layer=i, parents=self.parents, out=self.out[i],
+            *(part[i] for part in self.qkv), *self._gates(i), r.state[i], r.slots, self.factors,
+            layer=i, **self._options(i),
         )  # fmt: skip
         return out
 

@@ -114,7 +114,7 @@ def floor_bytes(r: Operands, *, convolved: bool) -> int:
     stored = case.spec.factor_bytes
     if convolved:
         stored -= shape.key_heads * shape.d_k * r.x.element_size()  # no row of q
-    row = case.spec.row_bytes + 2 * shape.value_heads * r.a.element_size() + stored
+    row = case.spec.row_bytes + case.spec.operands * r.a.element_size() + stored
     state = shape.d_v * shape.d_k * r.state.element_size()
     out = shape.d_v * r.x.element_size()
     return case.batch * shape.value_heads * state + nodes * (row + shape.value_heads * out)

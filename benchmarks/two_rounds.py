@@ -21,7 +21,7 @@ def draw_next(r: Operands, seed: int = 1) -> Operands:
     windows, drawn = r.windows.clone(), []
     for i in range(r.sets):
         windows[i, r.slots.long()] = committed_window(r, i)
-        drawn.append(draw_rows(gen, windows[i, r.slots.long()], r.weight, r.parents))
+        drawn.append(draw_rows(gen, windows[i, r.slots.long()], (r.weight, r.bias), r.parents))
 
     def gates() -> torch.Tensor:
         return torch.randn(r.a.shape, generator=gen, device=r.x.device).to(DTYPE)

@@ -29,8 +29,8 @@ _BF16_SNAPSHOTS, _CORE = 3e-2, 3e-2
 
 def load(name: str) -> Any:
     """One of the modules that fetch.py laid out, by its name below ``sglang.kernels.ops``."""
-    if not FOLDER.is_dir():
-        raise SystemExit("compare: no peers here; run `python benchmarks/peers/fetch.py` first")
+    if not (FOLDER / "sglang/kernels/ops" / f"{name.replace('.', '/')}.py").is_file():
+        raise FileNotFoundError(f"no peer {name} here; run `python benchmarks/peers/fetch.py`")
     if str(FOLDER) not in sys.path:
         sys.path.insert(0, str(FOLDER))
     return importlib.import_module(f"sglang.kernels.ops.{name}")
@@ -82,7 +82,7 @@ class Serial:
             self.r.x[i].transpose(1, 2),
             self.windows[i],
             self.r.weight,
-            None,
+            self.r.bias,
             "silu",
             conv_state_indices=self.r.slots,
             intermediate_conv_window=self.taken[i],
@@ -96,27 +96,29 @@ class Serial:
         r = self.r
         q, k, v = split_rows(r.case, rows.reshape(1, -1, rows.shape[-1]))
         out: torch.Tensor = self.update(
-            A_log=r.A_log,
-            dt_bias=r.dt_bias,
             q=q,
             k=k,
             v=v,
-            a=r.a[i].flatten(0, 1),
-            b=r.b[i].flatten(0, 1),
             initial_state_source=r.state[i],
             initial_state_indices=r.slots,
             cu_seqlens=self.ends,
             use_qk_l2norm_in_kernel=True,
             softplus_beta=1.0,
             softplus_threshold=20.0,
-            is_kda=False,
             disable_state_update=True,
             intermediate_states_buffer=self.snapshots[i % len(self.snapshots)],
             intermediate_state_indices=self.requests,
             cache_steps=len(r.parents),
             retrieve_parent_token=None if r.case.chain else self.parent,
+            **self.gates(i),
         )
         return out.view(r.case.batch, len(r.parents), *v.shape[2:])
+
+    def gates(self, i: int) -> dict[str, Any]:
+        """What the recurrence is given of one layer's gates."""
+        r = self.r
+        a, b = (each[i].flatten(0, 1) for each in (r.a, r.b))
+        return {"A_log": r.A_log, "dt_bias": r.dt_bias, "a": a, "b": b, "is_kda": False}
 
     def _solve(self, i: int) -> torch.Tensor:
         return self.recur(i, self.r.rows[i])

@@ -22,8 +22,9 @@ VERSIONS = {"sglang": "0.5.23"}
 
 _OPS = "sglang/kernels/ops"
 _FILES = (
-    # node-by-node verify with a snapshot a node
+    # node-by-node verify with a snapshot a node: Gated DeltaNet and KDA, then Mamba2
     f"{_OPS}/attention/linear/fused_sigmoid_gating_recurrent.py",
+    f"{_OPS}/mamba/triton_ops/mamba_ssm.py",
     # ReplaySSM's verify of chains
     f"{_OPS}/attention/linear/gdn_replayssm_spec_decode.py",
     # tree convolution

@@ -1,11 +1,15 @@
 """Trees and cases of the comparison are fixed, and the peers' files are laid out whole."""
 
+import io
+import time
 import zipfile
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.cases import list_cases, list_scaling, tree_depth, tree_parents
+from benchmarks import compare
+from benchmarks.cases import list_cases, list_mixers, list_scaling, tree_depth, tree_parents
 from benchmarks.contest import list_tasks
 from benchmarks.peers import fetch
 
@@ -29,7 +33,7 @@ def test_a_tree_is_what_its_name_says(name: str, nodes: int, depth: int, interna
 
 
 def test_every_case_is_listed_once_and_built_ahead() -> None:
-    cases = [*list_cases(), *list_scaling()]
+    cases = [*list_cases(), *list_mixers(), *list_scaling()]
     assert len({case.key for case in cases}) == len(cases)
     built = {case for task, mine in list_tasks(cases) if mine for case in task}
     assert built == set(cases)
@@ -47,3 +51,22 @@ def test_a_wheel_is_laid_out_as_packages(tmp_path: Path) -> None:
         assert (path.parent / "__init__.py").is_file()
     assert (tmp_path / "out/sglang/srt/__init__.py").is_file()
     assert not (tmp_path / "out/__init__.py").exists()
+
+
+@pytest.mark.parametrize("lasts_s", [0.0, 0.5])
+def test_a_case_that_hangs_ends_the_run_and_is_named(
+    lasts_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+    monkeypatch.setattr(compare, "describe", dict)
+    monkeypatch.setattr(compare, "spin_up", lambda: None)
+    monkeypatch.setattr(compare, "copy_seconds", lambda _: 1e-12)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    monkeypatch.setattr(compare._Run, "_case", lambda *_: time.sleep(lasts_s))
+    options = Namespace(workers=0, flashinfer=None, limit_s=9.0, case_limit_s=0.2)
+    file = io.StringIO()
+    case = next(list_mixers())
+    compare._Run(file, options).play([case])
+    assert ended == [1] * (lasts_s > 0)
+    assert (f'"kind": "failed", "case": "{case.key}"' in file.getvalue()) == bool(ended)

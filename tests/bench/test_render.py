@@ -55,6 +55,9 @@ TEXT = "\n".join([
     line("ours.apart", 240.0, suite="round", **OURS | {"layers": 24, "floor_us": 48.0}),
     line("ours.folded", 192.0, suite="round", **OURS | {"layers": 24, "floor_us": 48.0}),
     line("sglang.round", 2400.0, suite="round", layers=24),
+    line("sglang.solve", 450.0, "mixer", mixer="kda"),
+    line("ours.solve", 30.0, "mixer", mixer="kda", **OURS),
+    line("ours.solve", 40.0, "mixer", "any:333", mixer="kda", **OURS),
     line("ours.core", 12.0, suite="scaling", tree="random64d8", **OURS),
     json.dumps({"kind": "compile", "case": "scaling/9B/x/B8/fp32", "ours": True, "text_s": 0.1,
                 "build_s": {"ours.core": 7.0}}),
@@ -71,6 +74,8 @@ def test_the_tables_hold_the_last_figures_and_their_ratios() -> None:
     assert "| core | 20.0 | 30.0 | 1.50x |" in page
     columns = "20.0 | 1.7e-03, 1.0e-07 |  |  | 18.0 | 2.5e-03, 1.0e-07"
     assert f"| 9B | 333 | 40 | 8 | fp32 | solve | {columns} |" in page
+    assert "| kda | 9B | 333 | 40 | 8 | solve | 450.0 | 30.0 | 29.0 to 31.0 | 15.00x |" in page
+    assert "| any:333 | 40 | 8 | solve | 450.0 | 40.0 | 39.0 to 41.0 | 11.25x | 5.0 |" in page
     assert "| 24 | 5.0 | 220.0 | 200.0 | 1.10x |" in page
     assert "| fp32 | 2.0 | 100.0 | 10.0 | 8.0 | 1.25x | 12.50x |" in page
     assert "| scaling/9B/x/B8/fp32 | ours.core | 0.10 | 7.0 |" in page
