@@ -7,10 +7,10 @@ proof     by support: G^9 = 0 for every tree of depth 8 or less
 layer     heads 32:32, dims 128:128, convolution 4, activations bf16, state fp32
 mixer     delta term, unit keys, convolution, rows q|k|v
 gates     g = -exp(A_log) softplus(a + dt_bias) a key channel; beta = sigmoid(b)
-numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
+numerics  contract fp32; state in two bf16 terms, P o K and P o Q in two; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 41088 bytes a node (a state snapshot: 2170880)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    1483862d4c0e2134
+digest    a38f970c89070154
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="1483862d4c0e2134",
+    digest="a38f970c89070154",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -1041,7 +1041,7 @@ def solve_kda_any64_d8_h32x32(
         m_d = o_d < DK
         m_s = m_v[:, None] & m_d[None, :]
         b_s = tl.load(p_s + o_d[None, :], mask=m_s, other=0.0, eviction_policy="evict_first")
-        # q and k are exact in bf16: two terms of the state keep products at float32 grade
+        # rows that decay by channel take two bf16 terms as well as the state
         b_s1 = _coarse(b_s)
         b_s2 = (b_s - b_s1).to(tl.bfloat16)
         b_s1 = b_s1.to(tl.bfloat16)
