@@ -7,10 +7,10 @@ proof     by support: G^9 = 0 for every tree of depth 8 or less
 layer     heads 32:32, dims 128:128, convolution 4, activations bf16, state fp32
 mixer     delta term, unit keys, convolution, rows q|k|v
 gates     g = -exp(A_log) softplus(a + dt_bias) a key channel; beta = sigmoid(b)
-numerics  contract fp32; state in two bf16 terms, P o K and P o Q in two; Y in bf16x3 and two bf16 terms, as R
+numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 41088 bytes a node (a state snapshot: 2170880)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    a38f970c89070154
+digest    ebee15b72392f3a1
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="a38f970c89070154",
+    digest="ebee15b72392f3a1",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"

@@ -12,7 +12,7 @@ from pathlib import Path
 import jinja2
 
 from bolegen.errors import EmitError, OutputError
-from bolegen.ir import Decay, KernelModule, Solver, TreePlan, spell_template
+from bolegen.ir import KernelModule, Solver, TreePlan, spell_template
 from bolegen.version import __version__
 
 __all__ = [
@@ -182,8 +182,6 @@ def describe_numerics(plan: TreePlan) -> str:
     """The contract, and how the state, Y and R enter their products."""
     spec, terms = plan.spec, plan.precision.state_terms
     how = {0: f"whole, {plan.precision.dot}", 1: "exact in bf16", 2: "in two bf16 terms"}[terms]
-    if terms and spec.mixer.decay is Decay.CHANNEL:
-        how += ", P o K and P o Q in two"
     y = f"Y in {plan.precision.fold or plan.precision.dot}" if spec.mixer.delta else "Y = C"
     if plan.precision.readout_terms:
         y += ", then bf16, as R" if spec.readout == "bf16" else " and two bf16 terms, as R"
