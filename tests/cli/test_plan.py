@@ -48,7 +48,7 @@ for _mixer in MIXERS.values():
     _spec = replace(SMALL, mixer=_mixer, value_heads=8, d_k=24, d_v=40)
     PLANS[f"{_mixer.name}-replay"] = {"template": "(3,3)", "spec": _spec}
     _pku = replace(_spec, factors="pku", dtype=DType.FP32)
-    PLANS[f"{_mixer.name}-pku"] = {"template": "any:70", "spec": _pku}
+    PLANS[f"{_mixer.name}-pku"] = {"template": "any:70", "depth": 12, "spec": _pku}
 
 
 @cache
