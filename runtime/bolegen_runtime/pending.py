@@ -52,5 +52,5 @@ class Pending:
 
 def _take_layer(factors: Any, layer: int) -> Any:
     """The factors of one layer alone: views."""
-    held = {name: getattr(factors, name) for name in _OF_LAYERS}
+    held = {name: t for name, t in vars(factors).items() if name in _OF_LAYERS}
     return replace(factors, **{n: t[layer : layer + 1] for n, t in held.items() if t is not None})

@@ -20,8 +20,8 @@ def gained(template: str, dtype: DType, solver: Solver | None) -> ModuleType:
     """A module whose write gate is 1.9 sigmoid(b)."""
     spec = LayerSpec(key_heads=1, value_heads=1, d_k=32, d_v=32, dtype=dtype, factors="pku")
     was = compile_template(template, spec, solver=solver)
-    gate = r"b_beta = tl\.where\(m, _write_gate\(b_b\), 0\.0\)"
-    text, count = re.subn(gate, f"b_beta = tl.where(m, {GAIN} * _write_gate(b_b), 0.0)", was.text)
+    gate = r"b_beta = tl\.where\(m, _sigmoid\(b_b\), 0\.0\)"
+    text, count = re.subn(gate, f"b_beta = tl.where(m, {GAIN} * _sigmoid(b_b), 0.0)", was.text)
     assert count == 1
     return import_module(replace(was, text=text, digest=digest_of(text)))
 
@@ -38,8 +38,8 @@ def test_parallel_keys_written_twice_over(
 ) -> None:
     given = oracle.gates
 
-    def gates(*arguments: Any) -> tuple[oracle.Array, oracle.Array]:
-        log_decay, beta = given(*arguments)
+    def gates(*arguments: Any, **options: Any) -> tuple[oracle.Array, oracle.Array]:
+        log_decay, beta = given(*arguments, **options)
         return log_decay, GAIN * beta
 
     monkeypatch.setattr(oracle, "gates", gates)

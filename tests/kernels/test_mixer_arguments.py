@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from bolegen.ir import MIXERS, Mixer
+from bolegen.ir import MIXERS, Decay, Mixer
 from support.rounds import Round, build, make_round, same_bits, split
 
 NAMES = ("a", "b", "A_log", "dt_bias")
@@ -127,4 +127,5 @@ def test_the_module_says_what_it_is(template: str, mixer: Mixer) -> None:
     assert known.depth == 4
     assert known.steps == ((2 if known.parents else 4) if mixer.delta else 0)
     assert known.digest in (m.__doc__ or "")
-    assert f"g = {mixer.log_decay}; beta = {mixer.write_gate}\n" in (m.__doc__ or "")
+    each = " a key channel" if mixer.decay is Decay.CHANNEL else ""
+    assert f"g = {mixer.log_decay}{each}; beta = {mixer.write_gate}\n" in (m.__doc__ or "")

@@ -69,7 +69,7 @@ def test_a_state_rounded_to_bf16_on_the_way_fails_the_fp32_contract() -> None:
 def test_a_decay_rounded_to_bf16_fails_the_fp32_contract() -> None:
     worst = judged(
         planted(
-            r"b_g = tl\.where\(m, (_log_decay\(b_a, b_log, b_bias\)), 0\.0\)",
+            r"b_g = tl\.where\(m, (_log_decay\(b_x, b_log\)), 0\.0\)",
             r"b_g = tl.where(m, \1.to(tl.bfloat16).to(tl.float32), 0.0)",
         )
     )
