@@ -42,9 +42,10 @@ def spell_mixer(plan: TreePlan) -> dict[str, object]:
         "write_gate": mixer.write_gate,
         "beta": _BETA[mixer.write_gate],
         "arguments": mixer.arguments,
-        "a_dims": _gate_dims(spec, "a"),
-        "b_dims": _gate_dims(spec, "b"),
-        "gate_arguments": ("b",) if channel else mixer.arguments,
+        "a_dims": spec.gate_dims("a"),
+        "b_dims": spec.gate_dims("b"),
+        # log decays of channels are formed by programs of their own
+        "gate_arguments": tuple(n for n in mixer.arguments if n == "b" or not channel),
         "gram_more": ", p_g, parents" if channel else "",
         "gates": spec.gates,
         "keeps_rows": spec.keeps_rows,
@@ -79,14 +80,6 @@ def _describe(mixer: Mixer) -> str:
 def _describe_gates(mixer: Mixer) -> str:
     each = " a key channel" if mixer.decay is Decay.CHANNEL else ""
     return f"g = {mixer.log_decay}{each}; beta = {mixer.write_gate}"
-
-
-def _gate_dims(spec: LayerSpec, name: str) -> tuple[int, ...] | None:
-    """Axes of a gate's operand behind batch and node."""
-    if name not in spec.mixer.arguments:
-        return None
-    by_channel = name == "a" and spec.mixer.decay is Decay.CHANNEL
-    return (spec.value_heads, spec.d_k) if by_channel else (spec.value_heads,)
 
 
 def _shift(plane: int) -> str:

@@ -181,7 +181,7 @@ def plan_tree(
     if spec.factors == "pku" and spec.mixer.write_gate.startswith("2") and depth > _DEEPEST_PKU:
         raise SpecError(
             f"factors pku at depth {depth}: with write gates up to 2 (mixer {spec.mixer.name}) U "
-            f"leaves the fp32 contract below depth {_DEEPEST_PKU}; use --factors replay"
+            f"leaves the fp32 contract beyond depth {_DEEPEST_PKU}; use --factors replay"
         )
     nodes = tuple(range(tree.nodes))
     steps = depth if spec.mixer.delta else 0

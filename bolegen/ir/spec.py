@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from math import prod
 
 from bolegen.errors import SpecError
 from bolegen.ir.mixer import GDN, Decay, Mixer
@@ -133,12 +134,17 @@ class LayerSpec:
         log_decay = self.mixer.decay is Decay.SCALAR
         return log_decay + (self.factors == "replay" and self.mixer.write_gate != "1")
 
+    def gate_dims(self, name: str) -> tuple[int, ...] | None:
+        """Axes of a or b behind batch and node; None where the mixer does not read it."""
+        if name not in self.mixer.arguments:
+            return None
+        by_channel = name == "a" and self.mixer.decay is Decay.CHANNEL
+        return (self.value_heads, self.d_k) if by_channel else (self.value_heads,)
+
     @property
     def operands(self) -> int:
         """Elements of a and b that verify takes a node."""
-        a, b = (name in self.mixer.arguments for name in "ab")
-        wide = self.d_k if self.mixer.decay is Decay.CHANNEL else 1
-        return self.value_heads * (a * wide + b)
+        return sum(prod(dims) for dims in map(self.gate_dims, "ab") if dims is not None)
 
     @property
     def keeps_rows(self) -> bool:

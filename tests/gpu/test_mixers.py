@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from bolegen.ir import find_mixer
+from bolegen.ir import DType, find_mixer
 from support.judge import check_commit, check_verify, same_bits
 from support.rounds import Round, build, make_round, poison
+from support.rounds import play as play_judged
 from support.trees import draw_tree
 
 pytestmark = pytest.mark.gpu
@@ -163,3 +164,39 @@ def test_a_graph_follows_new_trees_bit_for_bit(mixer: str) -> None:
         assert same_bits(outs, held)
         assert same_bits(static.state, eager.state)
         assert same_bits(static.conv_state, eager.conv_state)
+
+
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.FP32])
+@pytest.mark.parametrize("mixer", LAYERS)
+def test_wider_activations_and_a_bf16_pool(mixer: str, dtype: DType) -> None:
+    options: dict[str, Any] = {"dtype": dtype, "state_dtype": DType.BF16, "factors": "pku"}
+    m = build("(3,3,3)", depth=8, mixer=mixer, **LAYERS[mixer] | options)
+    r = make_round(m, batch=2, slots=4, device="cuda")
+    r.x.mul_(0.25)  # without a norm, what fp16 holds
+    play_judged(m, r, [39, 32], convolved=True).assert_within()
+
+
+@pytest.mark.parametrize("template", ["(3,3,3)", "any:64"])
+@pytest.mark.parametrize("mixer", ["mamba2", "lightning"])
+def test_a_state_of_256_and_decays_that_underflow(mixer: str, template: str) -> None:
+    wide = {"key_heads": 1, "value_heads": 24, "d_k": 256, "d_v": 128}
+    m = build(template, depth=8, mixer=mixer, **wide)
+    trees = None if m.MODULE.parents else [draw_tree(random.Random(1), 64, 8)] * 2
+    r = make_round(m, batch=2, slots=4, trees=trees, device="cuda")
+    r.A_log.fill_(3.0)
+    play_judged(m, r, [m.MODULE.nodes - 1, 32]).assert_within()
+
+
+@pytest.mark.parametrize("mixer", LAYERS)
+def test_bits_depend_on_no_timing(mixer: str) -> None:
+    m = module(mixer, "any:64")
+    r, last = draw(m)
+    ends = []
+    for overlap in (False, *[True] * 5):
+        again = r.with_clones()
+        factors = poison(m.allocate(BATCH, 1, "cuda"))
+        factors.overlap = factors.overlap and overlap
+        ends.append([again.verify(m, factors), again.state, again.conv_state])
+        again.commit(m, factors, last)
+    for end in ends[1:]:
+        assert all(same_bits(x, y) for x, y in zip(end, ends[0], strict=True))
