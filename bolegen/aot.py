@@ -119,6 +119,7 @@ def _report(built: Any, kernel: Kernel, target: Target) -> KernelReport:
         registers, spill = _read_amd(built.asm["amdgcn"])
     else:
         registers, spill = _read_cubin(built.asm["cubin"])
+        _expect_sound(kernel, target, built.asm["llir"])
     smem = int(built.metadata.shared)
     return KernelReport(
         kernel=kernel.label or kernel.name.partition("_")[0],
@@ -129,6 +130,22 @@ def _report(built: Any, kernel: Kernel, target: Target) -> KernelReport:
         dots=built.asm["ttir"].count("tt.dot "),
         fits=smem <= target.smem_bytes,
     )
+
+
+def _expect_sound(kernel: Kernel, target: Target, llvm: str) -> None:
+    """EmitError where LLVM paired a shift that cannot overflow with one that can.
+
+    Its NVPTX backend then lets what the second shifts out run into the first: indices of nodes
+    come out wrong, and nothing else fails (seen under Triton 3.6 in a factor kernel).
+    """
+    for one, other in re.findall(
+        r"= shl (?:nuw |nsw )+<2 x i32> [^,]+, <i32 (\w+), i32 (\w+)>", llvm
+    ):
+        if one != other:
+            raise EmitError(
+                f"{kernel.name} for {target.name}: this Triton's LLVM vectorises shifts by {one} "
+                f"and {other} as one, which its backend gets wrong; use another tree or Triton"
+            )
 
 
 def _read_amd(assembly: str) -> tuple[int, int]:

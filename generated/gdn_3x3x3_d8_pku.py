@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in tf32x3 and two bf16 terms, as R
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    129e4e1e9bfa41c1
+digest    814ad8c08c1e3f4c
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -119,7 +119,7 @@ MODULE = Module(
     readout="split",
     factors="pku",
     schedules=("tiled", "folded"),
-    digest="129e4e1e9bfa41c1",
+    digest="814ad8c08c1e3f4c",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -225,48 +225,54 @@ def _row_at(i):
 @triton.jit
 def _first(i):
     """Preorder number of the node of row i."""
+    b_s = i
+    b_s = tl.where(i < 32, b_s, i - 32)
+    b_s = tl.where(i < 64, b_s, 0)
     b_w = tl.full(i.shape, -0x5B525C76, tl.int32)
     b_w = tl.where(i < 32, b_w, 0xB6)
-    b_f = (b_w >> (i & 31)) & 1
+    b_f = (b_w >> b_s) & 1
     b_w = tl.full(i.shape, 0x490923FC, tl.int32)
     b_w = tl.where(i < 32, b_w, 0xDB)
-    b_f += ((b_w >> (i & 31)) & 1) << 1
+    b_f += ((b_w >> b_s) & 1) << 1
     b_w = tl.full(i.shape, -0x71CE295C, tl.int32)
     b_w = tl.where(i < 32, b_w, 0xE3)
-    b_f += ((b_w >> (i & 31)) & 1) << 2
+    b_f += ((b_w >> b_s) & 1) << 2
     b_w = tl.full(i.shape, -0xFC1FB34, tl.int32)
     b_w = tl.where(i < 32, b_w, 0x3)
-    b_f += ((b_w >> (i & 31)) & 1) << 3
+    b_f += ((b_w >> b_s) & 1) << 3
     b_w = tl.full(i.shape, -0x3FF8F8, tl.int32)
     b_w = tl.where(i < 32, b_w, 0x3)
-    b_f += ((b_w >> (i & 31)) & 1) << 4
+    b_f += ((b_w >> b_s) & 1) << 4
     b_w = tl.full(i.shape, 0x1800, tl.int32)
     b_w = tl.where(i < 32, b_w, 0xFC)
-    b_f += ((b_w >> (i & 31)) & 1) << 5
+    b_f += ((b_w >> b_s) & 1) << 5
     return b_f
 
 
 @triton.jit
 def _last(i):
     """Largest preorder number below the node of row i."""
+    b_s = i
+    b_s = tl.where(i < 32, b_s, i - 32)
+    b_s = tl.where(i < 64, b_s, 0)
     b_w = tl.full(i.shape, -0x5B524385, tl.int32)
     b_w = tl.where(i < 32, b_w, 0xB6)
-    b_f = (b_w >> (i & 31)) & 1
+    b_f = (b_w >> b_s) & 1
     b_w = tl.full(i.shape, 0x49093F8D, tl.int32)
     b_w = tl.where(i < 32, b_w, 0xDB)
-    b_f += ((b_w >> (i & 31)) & 1) << 1
+    b_f += ((b_w >> b_s) & 1) << 1
     b_w = tl.full(i.shape, -0x71CE2AA5, tl.int32)
     b_w = tl.where(i < 32, b_w, 0xE3)
-    b_f += ((b_w >> (i & 31)) & 1) << 2
+    b_f += ((b_w >> b_s) & 1) << 2
     b_w = tl.full(i.shape, -0xFC1F99A, tl.int32)
     b_w = tl.where(i < 32, b_w, 0x3)
-    b_f += ((b_w >> (i & 31)) & 1) << 3
+    b_f += ((b_w >> b_s) & 1) << 3
     b_w = tl.full(i.shape, -0x3FF87C, tl.int32)
     b_w = tl.where(i < 32, b_w, 0x3)
-    b_f += ((b_w >> (i & 31)) & 1) << 4
+    b_f += ((b_w >> b_s) & 1) << 4
     b_w = tl.full(i.shape, 0x1809, tl.int32)
     b_w = tl.where(i < 32, b_w, 0xFC)
-    b_f += ((b_w >> (i & 31)) & 1) << 5
+    b_f += ((b_w >> b_s) & 1) << 5
     return b_f
 
 
@@ -1063,11 +1069,13 @@ def solve_gdn_3x3x3_d8_pku(
         b_s2 = (b_s - b_s1).to(tl.bfloat16)
         b_s1 = b_s1.to(tl.bfloat16)
         p_b = p_kq + o_kq0[None, :] + o_d[:, None]
-        b_kq = tl.load(p_b, mask=m_kq0[None, :] & m_d[:, None], other=0.0)
+        m_b = m_kq0[None, :] & m_d[:, None]
+        b_kq = tl.load(p_b, mask=m_b, other=0.0)
         b_a0 = tl.dot(b_s2, b_kq, acc=b_a0)
         b_a0 = tl.dot(b_s1, b_kq, acc=b_a0)
         p_b = p_kq + o_kq1[None, :] + o_d[:, None]
-        b_kq = tl.load(p_b, mask=m_kq1[None, :] & m_d[:, None], other=0.0)
+        m_b = m_kq1[None, :] & m_d[:, None]
+        b_kq = tl.load(p_b, mask=m_b, other=0.0)
         b_a1 = tl.dot(b_s2, b_kq, acc=b_a1)
         b_a1 = tl.dot(b_s1, b_kq, acc=b_a1)
     o_n = tl.arange(0, 16)

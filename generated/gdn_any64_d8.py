@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    1778ea9c46f4b0d1
+digest    68140a73111152c8
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="1778ea9c46f4b0d1",
+    digest="68140a73111152c8",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -972,7 +972,8 @@ def solve_gdn_any64_d8(
         b_s2 = (b_s - b_s1).to(tl.bfloat16)
         b_s1 = b_s1.to(tl.bfloat16)
         p_b = p_kq + o_kq0[None, :] + o_d[:, None]
-        b_kq = tl.load(p_b, mask=m_kq0[None, :] & m_d[:, None], other=0.0)
+        m_b = m_kq0[None, :] & m_d[:, None]
+        b_kq = tl.load(p_b, mask=m_b, other=0.0)
         b_a0 = tl.dot(b_s2, b_kq, acc=b_a0)
         b_a0 = tl.dot(b_s1, b_kq, acc=b_a0)
     o_n = tl.arange(0, 64)

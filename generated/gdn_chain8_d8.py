@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16; 16 columns of G
-digest    bc0db29d0200be8b
+digest    2aadf0b4744665d9
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="bc0db29d0200be8b",
+    digest="2aadf0b4744665d9",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -184,28 +184,32 @@ def _row_at(i):
 @triton.jit
 def _first(i):
     """Preorder number of the node of row i."""
+    b_s = i
+    b_s = tl.where(i < 32, b_s, 0)
     b_w = tl.full(i.shape, 0xAA, tl.int32)
-    b_f = (b_w >> (i & 31)) & 1
+    b_f = (b_w >> b_s) & 1
     b_w = tl.full(i.shape, 0xCC, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 1
+    b_f += ((b_w >> b_s) & 1) << 1
     b_w = tl.full(i.shape, 0xF0, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 2
+    b_f += ((b_w >> b_s) & 1) << 2
     b_w = tl.full(i.shape, 0x100, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 3
+    b_f += ((b_w >> b_s) & 1) << 3
     return b_f
 
 
 @triton.jit
 def _last(i):
     """Largest preorder number below the node of row i."""
+    b_s = i
+    b_s = tl.where(i < 32, b_s, 0)
     b_w = tl.full(i.shape, 0x0, tl.int32)
-    b_f = (b_w >> (i & 31)) & 1
+    b_f = (b_w >> b_s) & 1
     b_w = tl.full(i.shape, 0x0, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 1
+    b_f += ((b_w >> b_s) & 1) << 1
     b_w = tl.full(i.shape, 0x0, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 2
+    b_f += ((b_w >> b_s) & 1) << 2
     b_w = tl.full(i.shape, 0x1FF, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 3
+    b_f += ((b_w >> b_s) & 1) << 3
     return b_f
 
 
@@ -978,7 +982,8 @@ def solve_gdn_chain8_d8(
         b_s2 = (b_s - b_s1).to(tl.bfloat16)
         b_s1 = b_s1.to(tl.bfloat16)
         p_b = p_kq + o_kq0[None, :] + o_d[:, None]
-        b_kq = tl.load(p_b, mask=m_kq0[None, :] & m_d[:, None], other=0.0)
+        m_b = m_kq0[None, :] & m_d[:, None]
+        b_kq = tl.load(p_b, mask=m_b, other=0.0)
         b_a0 = tl.dot(b_s2, b_kq, acc=b_a0)
         b_a0 = tl.dot(b_s1, b_kq, acc=b_a0)
     if OVERLAP:

@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state exact in bf16; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 23280 bytes a node (a state snapshot: 2280960)
 solver    horner; blocks of 16; 16 columns of G
-digest    1be267dae1960690
+digest    e5d5aafe618e4548
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="1be267dae1960690",
+    digest="e5d5aafe618e4548",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -170,14 +170,16 @@ def _coarse(b_x):
 @triton.jit
 def _parent(parents, i):
     """Parent of node i > 0: the topology is in the code, parents is None."""
+    b_s = i
+    b_s = tl.where(i < 32, b_s, 0)
     b_w = tl.full(i.shape, 0xD8, tl.int32)
-    b_f = (b_w >> (i & 31)) & 1
+    b_f = (b_w >> b_s) & 1
     b_w = tl.full(i.shape, 0x3E0, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 1
+    b_f += ((b_w >> b_s) & 1) << 1
     b_w = tl.full(i.shape, 0x300, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 2
+    b_f += ((b_w >> b_s) & 1) << 2
     b_w = tl.full(i.shape, 0x400, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 3
+    b_f += ((b_w >> b_s) & 1) << 3
     return b_f
 
 
@@ -192,56 +194,64 @@ def _row_at(i):
 @triton.jit
 def _row_of(i):
     """Row of scratch of node i: nodes with descendants come first."""
+    b_s = i
+    b_s = tl.where(i < 32, b_s, 0)
     b_w = tl.full(i.shape, 0x32A, tl.int32)
-    b_f = (b_w >> (i & 31)) & 1
+    b_f = (b_w >> b_s) & 1
     b_w = tl.full(i.shape, 0x43C, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 1
+    b_f += ((b_w >> b_s) & 1) << 1
     b_w = tl.full(i.shape, 0x170, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 2
+    b_f += ((b_w >> b_s) & 1) << 2
     b_w = tl.full(i.shape, 0x680, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 3
+    b_f += ((b_w >> b_s) & 1) << 3
     return b_f
 
 
 @triton.jit
 def _node_of(i):
     """Node of row i of scratch."""
+    b_s = i
+    b_s = tl.where(i < 32, b_s, 0)
     b_w = tl.full(i.shape, 0x38A, tl.int32)
-    b_f = (b_w >> (i & 31)) & 1
+    b_f = (b_w >> b_s) & 1
     b_w = tl.full(i.shape, 0x51C, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 1
+    b_f += ((b_w >> b_s) & 1) << 1
     b_w = tl.full(i.shape, 0x1D0, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 2
+    b_f += ((b_w >> b_s) & 1) << 2
     b_w = tl.full(i.shape, 0x620, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 3
+    b_f += ((b_w >> b_s) & 1) << 3
     return b_f
 
 
 @triton.jit
 def _first(i):
     """Preorder number of the node of row i."""
+    b_s = i
+    b_s = tl.where(i < 32, b_s, 0)
     b_w = tl.full(i.shape, 0x516, tl.int32)
-    b_f = (b_w >> (i & 31)) & 1
+    b_f = (b_w >> b_s) & 1
     b_w = tl.full(i.shape, 0x398, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 1
+    b_f += ((b_w >> b_s) & 1) << 1
     b_w = tl.full(i.shape, 0x720, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 2
+    b_f += ((b_w >> b_s) & 1) << 2
     b_w = tl.full(i.shape, 0xC4, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 3
+    b_f += ((b_w >> b_s) & 1) << 3
     return b_f
 
 
 @triton.jit
 def _last(i):
     """Largest preorder number below the node of row i."""
+    b_s = i
+    b_s = tl.where(i < 32, b_s, 0)
     b_w = tl.full(i.shape, 0x528, tl.int32)
-    b_f = (b_w >> (i & 31)) & 1
+    b_f = (b_w >> b_s) & 1
     b_w = tl.full(i.shape, 0x39D, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 1
+    b_f += ((b_w >> b_s) & 1) << 1
     b_w = tl.full(i.shape, 0x738, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 2
+    b_f += ((b_w >> b_s) & 1) << 2
     b_w = tl.full(i.shape, 0xC7, tl.int32)
-    b_f += ((b_w >> (i & 31)) & 1) << 3
+    b_f += ((b_w >> b_s) & 1) << 3
     return b_f
 
 
@@ -964,7 +974,8 @@ def solve_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
         m_s = m_v[:, None] & m_d[None, :]
         b_s = tl.load(p_s + o_d[None, :], mask=m_s, other=0.0, eviction_policy="evict_first")
         p_b = p_kq + o_kq0[None, :] + o_d[:, None]
-        b_kq = tl.load(p_b, mask=m_kq0[None, :] & m_d[:, None], other=0.0)
+        m_b = m_kq0[None, :] & m_d[:, None]
+        b_kq = tl.load(p_b, mask=m_b, other=0.0)
         b_a0 = tl.dot(b_s, b_kq, acc=b_a0)
     if OVERLAP:
         gdc_wait()

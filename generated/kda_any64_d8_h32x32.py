@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias) a key channel; beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 41088 bytes a node (a state snapshot: 2170880)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    ebee15b72392f3a1
+digest    a3ff0e008fa075c7
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,13 +78,14 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="ebee15b72392f3a1",
+    digest="a3ff0e008fa075c7",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
 # the same for Y, which reaches nothing but outputs that are rounded to bf16
 FOLD = "bf16x3"
 # registers a thread of solve and of commit, where the backend knows such a cap
+FACTOR_CAP = {"maxnreg": 128} if torch.version.hip is None else {}
 CAP = {"maxnreg": 168} if torch.version.hip is None else {}
 COMMIT_CAP = {"maxnreg": 168} if torch.version.hip is None else {}
 
@@ -384,33 +385,19 @@ def _prepare_gates(
 
 @triton.jit
 def _prepare_channels(
-    p_a, stride_at, A_log, dt_bias, parents, p_live, p_rates, p_sums, i_h, MASKED: tl.constexpr
+    p_a, stride_at, A_log, dt_bias, p_live, p_rates, o_n, i_h, MASKED: tl.constexpr
 ):
-    """One value head: log decays of every node's key channels, then their sums along each path."""
+    """Decays of a value head's key channels at nodes o_n."""
     o_d = tl.arange(0, 128)
     m_d = o_d < DK
+    m = _live(p_live, o_n, MASKED)[:, None] & m_d[None, :]
     b_log = tl.load(A_log + i_h).to(tl.float32)
     b_bias = tl.load(dt_bias + i_h * DK + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
-    for i_n in range(8):
-        o_n = i_n * 8 + tl.arange(0, 8)
-        m = _live(p_live, o_n, MASKED)[:, None] & m_d[None, :]
-        p_n = p_a + o_n.to(tl.int64)[:, None] * stride_at + o_d[None, :]
-        b_x = _step(tl.load(p_n, mask=m, other=0.0).to(tl.float32), b_bias)
-        b_g = tl.where(m, _log_decay(b_x, b_log), 0.0)
-        m_all = (o_n < T)[:, None] & m_d[None, :]
-        tl.store(p_rates + o_n[:, None] * (HV * DK) + o_d[None, :], b_g, mask=m_all)
-    tl.debug_barrier()
-    for i_n in range(8):
-        o_n = i_n * 8 + tl.arange(0, 8)
-        b_sum = tl.zeros([8, 128], tl.float32)
-        b_at = tl.where(_live(p_live, o_n, MASKED), o_n, -1)
-        for _ in tl.static_range(DEPTH + 1):
-            m = (b_at >= 0)[:, None] & m_d[None, :]
-            p_at = p_rates + b_at[:, None] * (HV * DK) + o_d[None, :]
-            b_sum += tl.load(p_at, mask=m, other=0.0)
-            b_at = tl.where(b_at > 0, _parent(parents, b_at), -1)
-        p_n = p_sums + o_n[:, None] * DK + o_d[None, :]
-        tl.store(p_n, b_sum, mask=(o_n < T)[:, None] & m_d[None, :])
+    p_n = p_a + o_n.to(tl.int64)[:, None] * stride_at + o_d[None, :]
+    b_x = _step(tl.load(p_n, mask=m, other=0.0).to(tl.float32), b_bias)
+    b_decay = tl.where(m, _exp(_log_decay(b_x, b_log), 0.0), 1.0)
+    m_all = (o_n < T)[:, None] & m_d[None, :]
+    tl.store(p_rates + o_n[:, None] * (HV * DK) + o_d[None, :], b_decay, mask=m_all)
 
 
 @triton.jit
@@ -527,7 +514,6 @@ def prepare_kda_any64_d8_h32x32(
     keys,
     vectors,
     decays,
-    sums,
     stride_qb,
     stride_qt,
     stride_qh,
@@ -548,10 +534,10 @@ def prepare_kda_any64_d8_h32x32(
     MASKED: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Everything node-wise, once: convolution, norms, gates and path sums of log decays.
+    """Everything node-wise, once: convolution, norms, gates and decays of channels.
 
-    Grid (T / 8 + Hv + (2 Hk + Hv) T / (8 TILES), B): gates of a few nodes, then a value head's
-    channels, then a head's rows.
+    Grid (T / 8 + Hv T / 16 + (2 Hk + Hv) T / (8 TILES), B): gates of a few nodes, then a
+    value head's channels at a few nodes, then a head's rows.
     """
     i_p, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + i_b).to(tl.int64)
@@ -578,24 +564,24 @@ def prepare_kda_any64_d8_h32x32(
             m_n,
         )
         return
-    if i_p < 40:
+    if i_p < 136:
         if slot >= 0:
-            i_h = i_p - 8
+            i_h = (i_p - 8) % HV
+            o_n = (i_p - 8) // HV * 16 + tl.arange(0, 16)
             _prepare_channels(
                 a + i_b * stride_ab + i_h.to(tl.int64) * stride_ah,
                 stride_at,
                 A_log,
                 dt_bias,
-                parents,
                 p_live,
                 rates + i_b * (T * HV * DK) + i_h * DK,
-                sums + (i_b * HV + i_h) * (T * DK),
+                o_n,
                 i_h,
                 MASKED,
             )
         return
-    i_t = (i_p - 40) // (2 * HK + HV)
-    i_r = (i_p - 40) % (2 * HK + HV)
+    i_t = (i_p - 136) // (2 * HK + HV)
+    i_r = (i_p - 136) % (2 * HK + HV)
     i_x = i_b * ((T + W - 1) * C) + (W - 1) * C
     p_qkv = qkv + i_x
     p_rows = rows + i_x
@@ -671,6 +657,78 @@ def prepare_kda_any64_d8_h32x32(
 
 
 @triton.jit
+def _lift(parents, b_at):
+    """Nodes above those of b_at, -1 above a root: read, since every chunk of channels asks."""
+    return tl.load(parents + b_at, mask=b_at > 0, other=-1)
+
+
+@triton.jit
+def _rise(b_q, b_k, p_g, p_k, b_at, b_up, parents, o_d, m_d):
+    """Rows q_i and k_i one node further up, from b_at to b_up, and their products with its key."""
+    p_at = p_g + b_at[:, None] * (HV * DK) + o_d[None, :]
+    b_decay = tl.load(p_at, mask=(b_at > 0)[:, None] & m_d, other=1.0)
+    b_q, b_k = b_q * b_decay, b_k * b_decay
+    m_up = b_up >= 0
+    p_up = p_k + b_up[:, None] * C + o_d[None, :]
+    b_m = tl.load(p_up, mask=m_up[:, None] & m_d, other=0.0).to(tl.float32)
+    return b_q, b_k, tl.sum(b_k * b_m, 1), tl.sum(b_q * b_m, 1)
+
+
+@triton.jit
+def _store_reach(p_out, b_x, m):
+    """Rows as they reach the state, in two bf16 terms."""
+    b_h = _coarse(b_x)
+    tl.store(p_out, b_h.to(tl.bfloat16), mask=m)
+    tl.store(p_out + 2 * T * DK, (b_x - b_h).to(tl.bfloat16), mask=m)
+
+
+@triton.jit
+def _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT: tl.constexpr, p_g, p_reach, parents):
+    """k_i.k_j and q_i.k_j of nodes i of o_n with their ancestors j in o_m, every channel decayed
+    on the way from j to i, and q_i.k_i: two [N, M].  Rows k_i and q_i decay a node at a time on
+    their way up, and what reaches the state is stored.
+    """
+    b_n = tl.where(m_n, o_n, -1)
+    b_to = tl.where(m_m, o_m, -2)[None, :]
+    o_s = tl.arange(0, 8)[None, :]  # steps up
+    b_kk = tl.zeros([o_n.shape[0], 8], tl.float32)
+    b_qk = b_kk
+    b_own = tl.zeros(o_n.shape, tl.float32)
+    for i_d in range(4):
+        o_d = i_d * 32 + tl.arange(0, 32)
+        m_d = (o_d < DK)[None, :]
+        p_n = o_n[:, None] * C + o_d[None, :]
+        b_q = tl.load(p_q + p_n, mask=m_n[:, None] & m_d, other=0.0).to(tl.float32)
+        b_k = tl.load(p_k + p_n, mask=m_n[:, None] & m_d, other=0.0).to(tl.float32)
+        b_own += tl.sum(b_q * b_k, 1)
+        b_at = b_n
+        for i_s in tl.static_range(DEPTH):
+            b_up = _lift(parents, b_at)
+            b_q, b_k, b_g, b_c = _rise(b_q, b_k, p_g, p_k, b_at, b_up, parents, o_d, m_d)
+            m_is = o_s == i_s
+            b_kk = tl.where(m_is, b_kk + b_g[:, None], b_kk)
+            b_qk = tl.where(m_is, b_qk + b_c[:, None], b_qk)
+            b_at = b_up
+        # the state is above the root
+        b_decay = tl.load(p_g + o_d[None, :], mask=m_d, other=1.0)
+        p_n = p_reach + o_n[:, None] * (2 * DK) + o_d[None, :]
+        _store_reach(p_n, b_k * b_decay, m_n[:, None] & m_d)
+        _store_reach(p_n + DK, b_q * b_decay, m_n[:, None] & m_d)
+    # from steps up to the columns of the nodes that they end at
+    b_ks, b_qs = b_kk, b_qk
+    b_kk = tl.zeros([o_n.shape[0], o_m.shape[0]], tl.float32)
+    b_qk = b_kk
+    b_at = b_n
+    for i_s in range(DEPTH):
+        b_at = _lift(parents, b_at)
+        m_is = b_at[:, None] == b_to
+        b_kk += tl.where(m_is, tl.sum(tl.where(o_s == i_s, b_ks, 0.0), 1)[:, None], 0.0)
+        b_qk += tl.where(m_is, tl.sum(tl.where(o_s == i_s, b_qs, 0.0), 1)[:, None], 0.0)
+    b_qk = tl.where(b_n[:, None] == b_to, b_own[:, None], b_qk)
+    return b_kk, b_qk
+
+
+@triton.jit
 def _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale):
     """Scales [4, ROWS] of each position's node: beta, beta / |k|, scale / |q| and q.k."""
     for i_r in range(1):
@@ -683,38 +741,6 @@ def _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale):
         tl.store(p_scale + o_p, b_beta, mask=o_p < ROWS)
         tl.store(p_scale + ROWS + o_p, b_beta * b_rk, mask=o_p < ROWS)
         tl.store(p_scale + 2 * ROWS + o_p, b_rq, mask=o_p < ROWS)
-
-
-@triton.jit
-def _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT: tl.constexpr, p_g, parents):
-    """k_i.k_j and q_i.k_j of nodes i of o_n with their ancestors j in o_m, every channel decayed
-    on the way from j to i, and q_i.k_i: two [N, M].  Log decays are summed from i upwards.
-    """
-    b_kk = tl.zeros([o_n.shape[0], o_m.shape[0]], tl.float32)
-    b_qk = b_kk
-    b_to = tl.where(m_m, o_m, -2)[None, :]
-    for i_d in range(4):
-        o_d = i_d * 32 + tl.arange(0, 32)
-        m_d = (o_d < DK)[None, :]
-        p_n = o_n[:, None] * C + o_d[None, :]
-        b_q = tl.load(p_q + p_n, mask=m_n[:, None] & m_d, other=0.0).to(tl.float32)
-        b_k = tl.load(p_k + p_n, mask=m_n[:, None] & m_d, other=0.0).to(tl.float32)
-        b_at = tl.where(m_n, o_n, -1)
-        b_qk += tl.where(b_at[:, None] == b_to, tl.sum(b_q * b_k, 1)[:, None], 0.0)
-        b_sum = tl.zeros([o_n.shape[0], 32], tl.float32)
-        for _ in range(DEPTH):
-            m_up = b_at > 0
-            p_at = p_g + b_at[:, None] * (HV * DK) + o_d[None, :]
-            b_sum += tl.load(p_at, mask=m_up[:, None] & m_d, other=0.0)
-            b_at = tl.where(m_up, _parent(parents, b_at), -1)
-            m_at = b_at >= 0
-            p_at = p_k + tl.where(m_at, b_at, 0)[:, None] * C + o_d[None, :]
-            b_m = tl.load(p_at, mask=m_at[:, None] & m_d, other=0.0).to(tl.float32)
-            b_m = b_m * tl.exp2(b_sum * 1.4426950408889634)
-            m_is = b_at[:, None] == b_to
-            b_kk += tl.where(m_is, tl.sum(b_k * b_m, 1)[:, None], 0.0)
-            b_qk += tl.where(m_is, tl.sum(b_q * b_m, 1)[:, None], 0.0)
-    return b_kk, b_qk
 
 
 @triton.jit
@@ -782,6 +808,7 @@ def _factor(
     readout,
     inverse,
     scales,
+    reach,
     first,
     i_b,
     HEADS: tl.constexpr,
@@ -804,6 +831,7 @@ def _factor(
         _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale)
     ancestors = ancestors + i_b * (2 * T)
     p_g = rates + i_b * (T * HV * DK) + first * DK
+    p_reach = reach + (i_b * HV + first) * (2 * 2 * T * DK)
     parents = parents + i_b * T
     p_dec = decays + (i_b * (HV) + first) * T
     p_scale = scales + (i_b * HV + first) * (4 * ROWS)
@@ -814,7 +842,7 @@ def _factor(
     o_c = tl.arange(0, 64)
     o_m = tl.arange(0, 64)
     m_m = o_m < 64
-    b_kk0, b_qk0 = _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT, p_g, parents)
+    b_kk0, b_qk0 = _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT, p_g, p_reach, parents)
 
     i_m, i_t = 0, 0
     b_kk, b_qk = b_kk0, b_qk0
@@ -889,6 +917,7 @@ def factor_kda_any64_d8_h32x32(
     readout,
     inverse,
     scales,
+    reach,
     HEADS: tl.constexpr,
     OVERLAP: tl.constexpr,
     DOT: tl.constexpr,
@@ -914,6 +943,7 @@ def factor_kda_any64_d8_h32x32(
         readout,
         inverse,
         scales,
+        reach,
         i_h,
         i_b,
         HEADS,
@@ -935,7 +965,7 @@ def solve_kda_any64_d8_h32x32(
     readout,
     inverse,
     scales,
-    sums,
+    reach,
     u,
     out,
     pending_nodes,
@@ -966,7 +996,6 @@ def solve_kda_any64_d8_h32x32(
     pending_nodes: first commit these nodes of the round before; nothing else reads this tile.
     """
     i_v, i_h, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    i_k = i_h // 1
     o_v = i_v * 64 + tl.arange(0, 64)
     m_v = o_v < DV
     slot = tl.load(slots + i_b).to(tl.int64)
@@ -1015,6 +1044,7 @@ def solve_kda_any64_d8_h32x32(
             readout,
             inverse,
             scales,
+            reach,
             i_h,
             i_b,
             1,
@@ -1023,18 +1053,18 @@ def solve_kda_any64_d8_h32x32(
         tl.debug_barrier()
     p_s = p_s + o_v[:, None] * DK
     p_qkv = qkv + i_b * ((T + W - 1) * C) + (W - 1) * C
-    p_kq = p_qkv + i_k * DK
+    p_reach = reach + (i_b * HV + i_h) * (2 * 2 * T * DK)
     p_v = p_qkv + 2 * HK * DK + i_h * DV + o_v[:, None]
     p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
-    p_sums = sums + (i_b * HV + i_h) * (T * DK)
     p_y = readout + (i_b * HV + i_h) * (2 * ROWS * COLUMNS)
+    if OVERLAP:
+        gdc_wait()
 
     # the state against k and q of every node, as one operand with columns k0 q0 k1 q1 ...
     o_c = tl.arange(0, 128)
     o_n = o_c // 2
     m_kq0 = o_n < 64
-    o_kq0 = o_n * C + (1 - o_c % 2) * (HK * DK)
-    o_e0 = o_n * DK
+    o_kq0 = (2 * o_n + o_c % 2) * DK
     b_a0 = tl.zeros([64, 128], tl.float32)
     for i_d in range(4):
         o_d = i_d * 32 + tl.arange(0, 32)
@@ -1045,22 +1075,16 @@ def solve_kda_any64_d8_h32x32(
         b_s1 = _coarse(b_s)
         b_s2 = (b_s - b_s1).to(tl.bfloat16)
         b_s1 = b_s1.to(tl.bfloat16)
-        p_b = p_kq + o_kq0[None, :] + o_d[:, None]
-        b_kq = tl.load(p_b, mask=m_kq0[None, :] & m_d[:, None], other=0.0)
-        p_b = p_sums + o_e0[None, :] + o_d[:, None]
-        b_e = tl.load(p_b, mask=m_kq0[None, :] & m_d[:, None], other=0.0)
-        b_kq = b_kq.to(tl.float32) * tl.exp2(b_e * 1.4426950408889634)
-        b_h = _coarse(b_kq)
-        b_l = (b_kq - b_h).to(tl.bfloat16)
-        b_h = b_h.to(tl.bfloat16)
+        p_b = p_reach + o_kq0[None, :] + o_d[:, None]
+        m_b = m_kq0[None, :] & m_d[:, None]
+        b_kq = tl.load(p_b, mask=m_b, other=0.0)
+        b_l = tl.load(p_b + 2 * T * DK, mask=m_b, other=0.0)
         b_a0 = tl.dot(b_s1, b_l, acc=b_a0)
-        b_a0 = tl.dot(b_s2, b_h, acc=b_a0)
-        b_a0 = tl.dot(b_s1, b_h, acc=b_a0)
+        b_a0 = tl.dot(b_s2, b_kq, acc=b_a0)
+        b_a0 = tl.dot(b_s1, b_kq, acc=b_a0)
     o_n = tl.arange(0, 64)
     m_o = m_v[:, None] & (o_n < 64)[None, :]
     b_v0 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
-    if OVERLAP:
-        gdc_wait()
     o_p = tl.arange(0, 64)
     b_beta0 = tl.load(p_scale + o_p)
     b_gate0 = tl.load(p_scale + ROWS + o_p)
@@ -1131,14 +1155,14 @@ def _commit_window(p_w, p_rows, b_up, n, n_a, o_c, m_c):
 
 @triton.jit
 def _fetch(p_rows, p_gates, b_up, n, i, o_k, m_k, o_v, m_v, p_rates):
-    """Entry i of a path: its rows of k and v, log decay and write gate; 0 behind its end."""
+    """Entry i of a path: its rows of k and v, decays and write gate; 0 behind its end."""
     row = _row(b_up, n, i)
     m = (i >= 0) & (i < n)
     b_k = tl.load(p_rows + row * C + o_k, mask=m_k & (i < n), other=0.0)
     b_v = tl.load(p_rows + row * C + o_v, mask=m_v & (i < n), other=0.0)
-    g = tl.load(p_rates + row * (HV * DK), mask=m_k & m, other=0.0)
+    b_e = tl.load(p_rates + row * (HV * DK), mask=m_k & m, other=1.0)
     beta = tl.load(p_gates + row * (HV), mask=m, other=0.0)
-    return b_k, b_v, g, beta
+    return b_k, b_v, b_e, beta
 
 
 @triton.jit
@@ -1199,7 +1223,7 @@ def _commit_state(
     b_k2, b_v2 = b_k2.to(tl.float32), b_v2.to(tl.float32)
     b_k1, b_v1, _, _ = _fetch(p_rows, p_gates, b_up, n, -1, o_k, m_k, o_v, m_v, p_rates)
     b_k1, b_v1 = b_k1.to(tl.float32), b_v1.to(tl.float32)
-    b_k, b_v, g, beta = _fetch(p_rows, p_gates, b_up, n, 0, o_k, m_k, o_v, m_v, p_rates)
+    b_k, b_v, b_e, beta = _fetch(p_rows, p_gates, b_up, n, 0, o_k, m_k, o_v, m_v, p_rates)
     for i in range(0, n):
         b_k0, b_v0 = b_k.to(tl.float32), b_v.to(tl.float32)
         b_key = _replay(b_k3, b_k2, b_k1, b_k0, b_kb, b_kw0, b_kw1, b_kw2, b_kw3, CONVOLVED)
@@ -1209,10 +1233,10 @@ def _commit_state(
         b_k3, b_v3 = b_k2, b_v2
         b_k2, b_v2 = b_k1, b_v1
         b_k1, b_v1 = b_k0, b_v0
-        decay, gate = _exp(g, 0.0)[:, None, :], beta
+        b_s = b_s * b_e[:, None, :]
+        gate = beta
         # the next node's rows are on their way while this one's are used
-        b_k, b_v, g, beta = _fetch(p_rows, p_gates, b_up, n, i + 1, o_k, m_k, o_v, m_v, p_rates)
-        b_s = b_s * decay
+        b_k, b_v, b_e, beta = _fetch(p_rows, p_gates, b_up, n, i + 1, o_k, m_k, o_v, m_v, p_rates)
         b_u = b_u - tl.rsqrt(b_kk) * _sum_over_d(b_s * b_key)
         b_u = gate * tl.rsqrt(b_kk) * b_u
         b_s += b_u[None, :, None] * b_key
@@ -1367,17 +1391,17 @@ class Factors:
         rows [L, B, W-1+T, C]: the committed window, then what verify was given
         kept [L, W+1, C]: convolution weights and bias
         gates [L, B, T, Hv] float32: write gate
-        rates [L, B, T, Hv, dk] float32: log decays
+        rates [L, B, T, Hv, dk] float32: decays
         live [B, T] int8
         parents [B, T] int32
     One layer's scratch:
         qkv [B, W-1+T, C]: rows after the convolution
         vectors [B, 2, Hk, T] float32: scale/|q| and 1/|k|
         decays [B, 1, Hv, T] float32: write gate
-        sums [B, Hv, T, dk] float32: log P
         products [B, Hv, COLUMNS, COLUMNS] float32: -G, then its blocks' inverses
         readout [B, Hv, 2, ROWS, COLUMNS]: Y in two bf16 terms
         scales [B, Hv, 4, ROWS] float32
+        reach [B, Hv, 2, T, 2, dk]: P o K, P o Q in two bf16 terms
         ancestors [B, T/32, T] int32: a bit a node
 
     Set `traced = True` for the layers after the first of a round: verify then reads the topology
@@ -1397,11 +1421,11 @@ class Factors:
     qkv: torch.Tensor
     vectors: torch.Tensor
     decays: torch.Tensor
-    sums: torch.Tensor
     products: torch.Tensor
     readout: torch.Tensor
     inverse: torch.Tensor | None
     scales: torch.Tensor
+    reach: torch.Tensor
     ancestors: torch.Tensor
     check: bool = True
     traced: bool = False
@@ -1432,8 +1456,8 @@ class Factors:
     @property
     def scratch_bytes(self) -> int:
         """Bytes of one layer's scratch, reused by every layer."""
-        scratch = (self.qkv, self.vectors, self.decays, self.sums, self.products, self.readout)
-        scratch = (*scratch, self.scales, self.ancestors)
+        scratch = (self.qkv, self.vectors, self.decays, self.products, self.readout)
+        scratch = (*scratch, self.scales, self.reach, self.ancestors)
         return sum(t.numel() * t.element_size() for t in scratch if t is not None)
 
 
@@ -1462,12 +1486,12 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
         qkv=empty(batch, 67, 12288, dtype=MODULE.dtype),
         vectors=empty(batch, 2, 32, 64),
         decays=empty(batch, 1, 32, 64),
-        sums=empty(batch, 32, 64, 128),
         # where solve is merged with factor, each value tile has its own
         products=empty(max(batch, 2), 32, 64, 64),
         readout=empty(batch, 32, 2, 64, 64, dtype=torch.bfloat16),
         inverse=None,
         scales=empty(batch, 32, 4, 64),
+        reach=empty(batch, 32, 2, 64, 2, 128, dtype=torch.bfloat16),
         ancestors=empty(batch, 2, 64, dtype=torch.int32),
         overlap=_can_overlap(device),
     )
@@ -1612,7 +1636,7 @@ def _verify(q, k, v, gate, conv, pool, options):
         tiles = 8 if batch >= 16 else 1
         if 4 <= batch < 16:
             tiles = 4
-        programs = 40 + 96 * -(-8 // tiles)
+        programs = 136 + 96 * -(-8 // tiles)
         prepare_kda_any64_d8_h32x32[(programs, batch)](
             q[0],
             k[0],
@@ -1636,7 +1660,6 @@ def _verify(q, k, v, gate, conv, pool, options):
             None,
             f.vectors,
             f.decays,
-            f.sums,
             *q[1:],
             *k[1:],
             *v[1:],
@@ -1665,11 +1688,13 @@ def _verify(q, k, v, gate, conv, pool, options):
                 f.readout,
                 f.inverse,
                 f.scales,
+                f.reach,
                 HEADS=heads,
                 OVERLAP=overlap,
                 DOT=FOLD,
                 num_warps=4,
                 num_stages=1,
+                **FACTOR_CAP,
                 **beside,
             )
         solve_kda_any64_d8_h32x32[(2, 32, batch)](
@@ -1685,7 +1710,7 @@ def _verify(q, k, v, gate, conv, pool, options):
             f.readout,
             f.inverse,
             f.scales,
-            f.sums,
+            f.reach,
             None,
             out,
             *past,

@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = softplus(a + dt_bias)
 numerics  contract fp32; state in two bf16 terms; Y = C and two bf16 terms, as R
 factors   replay, 21504 bytes a node (a state snapshot: 4255744)
 solver    none; 64 columns of C
-digest    f53b2e668e1cd39c
+digest    9f1da752d33f1a64
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="f53b2e668e1cd39c",
+    digest="9f1da752d33f1a64",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -853,7 +853,8 @@ def solve_mamba2_any64_d8_h8x128_k128_v64(
         b_s2 = (b_s - b_s1).to(tl.bfloat16)
         b_s1 = b_s1.to(tl.bfloat16)
         p_b = p_kq + o_kq0[None, :] + o_d[:, None]
-        b_kq = tl.load(p_b, mask=m_kq0[None, :] & m_d[:, None], other=0.0)
+        m_b = m_kq0[None, :] & m_d[:, None]
+        b_kq = tl.load(p_b, mask=m_b, other=0.0)
         b_a0 = tl.dot(b_s2, b_kq, acc=b_a0)
         b_a0 = tl.dot(b_s1, b_kq, acc=b_a0)
     o_n = tl.arange(0, 64)

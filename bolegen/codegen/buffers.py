@@ -22,6 +22,7 @@ class Element(NamedTuple):
 
 _FLOAT = Element("torch.float32", 4)
 _INT = Element("torch.int32", 4)
+_BF16 = Element("torch.bfloat16", 2)
 
 
 class Lifetime(Enum):
@@ -102,7 +103,7 @@ def _round_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
         *[of("rates", dims=(spec.value_heads,), per_layer=True, per_row=False,
              says="[L, Hv] float32: log decay of every node")] * constant,
         *[of("rates", dims=(nodes, spec.value_heads, spec.d_k), per_layer=True,
-             says="[L, B, T, Hv, dk] float32: log decays")] * channel,
+             says="[L, B, T, Hv, dk] float32: decays")] * channel,
         of("keys", dims=(nodes, spec.key_heads, spec.d_k), per_layer=True, exists=not replay,
            says="[L, B, T, Hk, dk] float32"),
         of("u", dims=(nodes, spec.value_heads, spec.d_v), per_layer=True, exists=not replay,
@@ -118,7 +119,7 @@ def _scratch_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
     spec, tiling, terms = plan.spec, plan.tiling, plan.precision.readout_terms
     mixer, replay, x = spec.mixer, spec.factors == "replay", _rows_of(plan)
     nodes, rows, columns = plan.tree.nodes, plan.rows, plan.column_count
-    heads, y = spec.value_heads, Element("torch.bfloat16", 2) if terms else _FLOAT
+    heads, y = spec.value_heads, _BF16 if terms else _FLOAT
     # where solve is merged with factor, each value tile has its own products
     merged = tiling.merge_batch * tiles_of(spec.d_v, tiling.b_v)
     planes = decay_planes(plan)
@@ -134,8 +135,6 @@ def _scratch_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
            says="[B, 2, Hk, T] float32: scale/|q| and 1/|k|"),
         of("decays", dims=(len(planes), heads, nodes), exists=bool(planes),
            says=f"[B, {len(planes)}, Hv, T] float32: {_spell_planes(plan)}"),
-        *[of("sums", dims=(heads, nodes, spec.d_k),
-             says="[B, Hv, T, dk] float32: log P")] * (mixer.decay is Decay.CHANNEL),
         of("products", dims=(heads, columns, columns), least_rows=merged, exists=mixer.delta,
            says=f"[B, Hv, COLUMNS, COLUMNS] float32: -G{blocks}"),
         of("readout", dims=(heads, max(terms, 1), rows, columns), element=y,
@@ -143,6 +142,14 @@ def _scratch_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
         of("inverse", dims=(heads, rows, columns), exists=mixer.delta and not replay,
            says="[B, Hv, ROWS, COLUMNS] float32: Z"),
         of("scales", dims=(heads, 4, rows), says="[B, Hv, 4, ROWS] float32"),
+        *[of("reach", dims=(heads, plan.reach_terms, nodes, 2, spec.d_k),
+             element=_BF16 if plan.reach_terms > 1 else _FLOAT,
+             says=f"[B, Hv, {plan.reach_terms}, T, 2, dk]: P o K, P o Q "
+             + ("float32", "in two bf16 terms")[plan.reach_terms - 1])]
+        * (mixer.decay is Decay.CHANNEL),
+        *[of("tree", dims=(2, nodes), per_row=False, element=_INT,
+             says="[2, T] int32: parents of nodes, and their rows of scratch")]
+        * (mixer.decay is Decay.CHANNEL and plan.tree.is_static),
         of("ancestors", dims=(tiles_of(nodes, 32), nodes), element=_INT,
            exists=not plan.tree.is_static, says="[B, T/32, T] int32: a bit a node"),
     )  # fmt: skip

@@ -33,6 +33,7 @@ TEMPLATES = (
     "channels",
     "rows",
     "prepare",
+    "walk",
     "pairs",
     "factor",
     "solve",

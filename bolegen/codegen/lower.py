@@ -51,7 +51,7 @@ def _shape(plan: TreePlan) -> dict[str, object]:
     return {
         "T": plan.tree.nodes,
         "depth": plan.depth,
-        "walk": plan.tree.depth if plan.tree.is_static else plan.depth,
+        "walk": _walk(plan),
         "steps": plan.steps,
         "HK": spec.key_heads,
         "HV": spec.value_heads,
@@ -76,11 +76,11 @@ def _shape(plan: TreePlan) -> dict[str, object]:
 
 def _tiles(plan: TreePlan) -> dict[str, object]:
     spec, tiling, precision = plan.spec, plan.tiling, plan.precision
-    nodes, v_tiles = plan.tree.nodes, tiles_of(spec.d_v, tiling.b_v)
+    nodes, v_tiles, walk = plan.tree.nodes, tiles_of(spec.d_v, tiling.b_v), _walk(plan)
     t_tiles, dk_p = tiles_of(spec.d_v, tiling.b_t), power(spec.d_k, 16)
+    channel = spec.mixer.decay is Decay.CHANNEL
     # pairs of float32 take many registers a column: in chunks
-    chunked = spec.dtype is DType.FP32 or spec.mixer.decay is Decay.CHANNEL
-    gram_b = min(32, power(spec.d_k, 16)) if chunked else power(spec.d_k, 16)
+    gram_b = min(32, dk_p) if spec.dtype is DType.FP32 or channel else dk_p
     programs = 2 * spec.key_heads + spec.value_heads
     return {
         "b_n": tiling.b_n,
@@ -93,10 +93,12 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
         "b_k": tiling.b_k,
         "b_s": min(64, power(plan.rows)),
         "b_g": tiling.b_g,
+        "b_h": tiling.b_h,
+        "reach_terms": plan.reach_terms,
         "heads": tiling.heads,
         "gate_tiles": tiles_of(nodes, tiling.b_g),
         "first_row": tiles_of(nodes, tiling.b_g)
-        + spec.value_heads * (spec.mixer.decay is Decay.CHANNEL),
+        + spec.value_heads * tiles_of(nodes, tiling.b_h) * channel,
         "b_copy": min(64, power(nodes, 16)),
         "b_keep": power(tiles_of(spec.channels, programs)),
         "chunks": tiles_of(power(spec.d_k, 16), tiling.b_k),
@@ -126,6 +128,7 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
         "warps_commit": tiling.warps_commit,
         "stages": tiling.stages,
         "maxnreg": tiling.maxnreg,
+        "maxnreg_factor": tiling.maxnreg_factor,
         "maxnreg_commit": tiling.maxnreg_commit,
         "dot": precision.dot,
         "hip_dot": precision.hip_dot,
@@ -137,10 +140,17 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
         "precise_silu": spec.dtype is DType.FP32,
         "pairs": spec.dtype is DType.BF16,
         "gram_b": gram_b,
-        "gram_chunks": tiles_of(power(spec.d_k, 16), gram_b),
-        "gram_range": "tl.static_range" if gram_b == power(spec.d_k, 16) else "range",
+        "gram_chunks": tiles_of(dk_p, gram_b),
+        "written_out": walk <= UNROLLED,
+        "walk_p": power(max(walk, 1)),
+        "gram_range": "tl.static_range" if gram_b == dk_p else "range",
         "gram": ", input_precision=DOT" if spec.dtype is DType.FP32 else "",
     }
+
+
+def _walk(plan: TreePlan) -> int:
+    """Most steps from a node to its root."""
+    return plan.tree.depth if plan.tree.is_static else plan.depth
 
 
 def _asks_for_y(plan: TreePlan) -> bool:
@@ -150,8 +160,7 @@ def _asks_for_y(plan: TreePlan) -> bool:
 
 
 def _topology(plan: TreePlan) -> dict[str, object]:
-    tree = plan.tree
-    walk = tree.depth if tree.is_static else plan.depth
+    tree, walk = plan.tree, _walk(plan)
     words = -(-tree.nodes // 32)
     common: dict[str, object] = {
         "static": tree.is_static,

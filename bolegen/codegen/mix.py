@@ -22,8 +22,8 @@ def spell_mixer(plan: TreePlan) -> dict[str, object]:
     decays, gated = mixer.scales_state, mixer.write_gate != "1"
     planes, channel = decay_planes(plan), mixer.decay is Decay.CHANNEL
     per_token = mixer.decay in (Decay.SCALAR, Decay.CHANNEL)
-    fetched = ["g"] * per_token + ["beta"] * gated
-    words = ["log decay"] * per_token + ["write gate"] * gated
+    fetched = ["b_e" if channel else "g"] * per_token + ["beta"] * gated
+    words = ["decays" if channel else "log decay"] * per_token + ["write gate"] * gated
     return {
         "mixer": mixer.name,
         "mixer_line": _describe(mixer),
@@ -46,7 +46,7 @@ def spell_mixer(plan: TreePlan) -> dict[str, object]:
         "b_dims": spec.gate_dims("b"),
         # log decays of channels are formed by programs of their own
         "gate_arguments": tuple(n for n in mixer.arguments if n == "b" or not channel),
-        "gram_more": ", p_g, parents" if channel else "",
+        "gram_more": ", p_g, p_reach, parents" if channel else "",
         "gates": spec.gates,
         "keeps_rows": spec.keeps_rows,
         "gates_width": "2 * HV" if spec.gates == 2 else "HV",
@@ -62,7 +62,8 @@ def spell_mixer(plan: TreePlan) -> dict[str, object]:
             ["convolution"] * mixer.convolved
             + ["norms"] * mixer.unit_keys
             + ["gates"] * (gated or decays)
-            + ["path sums of log decays"] * (mixer.decay is not Decay.NONE)
+            + ["decays of channels"] * channel
+            + ["path sums of log decays"] * (mixer.decay not in (Decay.NONE, Decay.CHANNEL))
         ),
         "closed_form": _closed_form(mixer),
         "folded": _folded(mixer, replay),

@@ -17,7 +17,7 @@ def kernels_of(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
     kernels = [
         Kernel(f"trace_{name}", _trace(plan), 1, 1),
         Kernel(f"prepare_{name}", _prepare(plan), tiling.warps_prepare, 1),
-        Kernel(f"factor_{name}", _factor(plan), tiling.warps_factor, 1),
+        Kernel(f"factor_{name}", _factor(plan), tiling.warps_factor, 1, tiling.maxnreg_factor),
         Kernel(f"solve_{name}", _solve(plan), tiling.warps_solve, tiling.stages, tiling.maxnreg),
         *_merged(plan, name),
         _folded(plan, name),
@@ -94,7 +94,7 @@ def _prepare(plan: TreePlan) -> tuple[Param, ...]:
         *_where(
             "*fp32", keys=not replay, vectors=mixer.unit_keys, decays=bool(decay_planes(plan))
         ),
-        *_sums(plan),
+        *_tree(plan),
         *_strides(*strides),
         *(Param(f"stride_{s}", "i32", aligned=False) for s in gate_strides),
         *_strides("slot"),
@@ -163,7 +163,6 @@ def _solve(plan: TreePlan, merged: bool = False, folded: bool = False) -> tuple[
         *_pointers(plan.spec.state_dtype.pointer, "state"),
         *_pointers("*i64", "slots"),
         *_scratch(plan),
-        *_sums(plan),
         *(_absent("u") if replay else _pointers("*fp32", "u")),
         *_pointers(plan.spec.dtype.pointer, "out"),
         *(_pointers("*fp32", "D") if plan.spec.mixer.skip else ()),
@@ -201,12 +200,13 @@ def _scratch(plan: TreePlan) -> tuple[Param, ...]:
     return (
         *_where("*fp32", vectors=mixer.unit_keys, decays=planes),
         *(() if mixer.decay is not Decay.CHANNEL else _pointers("*fp32", "rates")),
-        *(() if mixer.decay is not Decay.CHANNEL else _given(plan, "*i32", "parents")),
+        *(() if mixer.decay is not Decay.CHANNEL else _pointers("*i32", "parents")),
         *_given(plan, "*i32", "ancestors"),
         *_where("*fp32", products=mixer.delta),
         *_pointers(_readout(plan), "readout"),
         *_where("*fp32", inverse=mixer.delta and not replay),
         *_pointers("*fp32", "scales"),
+        *_reach(plan),
     )
 
 
@@ -215,8 +215,14 @@ def _rates(plan: TreePlan) -> tuple[Param, ...]:
     return _pointers("*fp32", "rates") if kept else ()
 
 
-def _sums(plan: TreePlan) -> tuple[Param, ...]:
-    return _pointers("*fp32", "sums") if plan.spec.mixer.decay is Decay.CHANNEL else ()
+def _tree(plan: TreePlan) -> tuple[Param, ...]:
+    walked = plan.spec.mixer.decay is Decay.CHANNEL and plan.tree.is_static
+    return _pointers("*i32", "tree") if walked else ()
+
+
+def _reach(plan: TreePlan) -> tuple[Param, ...]:
+    kind = "*bf16" if plan.reach_terms > 1 else "*fp32"
+    return _pointers(kind, "reach") if plan.spec.mixer.decay is Decay.CHANNEL else ()
 
 
 def _dot(plan: TreePlan) -> str:

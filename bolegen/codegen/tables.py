@@ -12,15 +12,16 @@ def spell_table(values: Sequence[int], index: str = "i") -> list[str]:
     """Lines that return ``values[i]``, one bit of the answer at a time.
 
     Bit b of every value forms a plane of bits; the word of the plane that holds bit i is
-    selected, shifted and masked. ``values`` are not negative.
+    selected, shifted and masked. ``values`` are not negative. An index behind them gives any of
+    their bits.
     """
     planes = max(values).bit_length()
     if planes == 0:
         return [f"return {index} * 0"]
-    lines = []
+    lines = _shift(len(values), index)
     for bit in range(planes):
         lines += _word(values, bit, index)
-        term = f"((b_w >> ({index} & 31)) & 1)"
+        term = "((b_w >> b_s) & 1)"
         lines.append(f"b_f = {term[1:-1]}" if bit == 0 else f"b_f += {term} << {bit}")
     return [*lines, "return b_f"]
 
@@ -55,6 +56,19 @@ def _shifted(shift: int) -> str:
     if shift == 0:
         return "i"
     return f"i + {shift}" if shift > 0 else f"i - {-shift}"
+
+
+def _shift(length: int, index: str) -> list[str]:
+    """Lines that find where in its word bit i is.
+
+    By selects, not ``i & 31``: LLVM's vectoriser may pair that "and" with a column index's shift,
+    and the code that Triton 3.6 makes of the pair is wrong (bolegen.aot looks for it).
+    """
+    words = -(-length // _WORD)
+    ends = range(_WORD, words * _WORD, _WORD)
+    later = [f"b_s = tl.where({index} < {end}, b_s, {index} - {end})" for end in ends]
+    # padding may lie behind the last word
+    return [f"b_s = {index}", *later, f"b_s = tl.where({index} < {words * _WORD}, b_s, 0)"]
 
 
 def _word(values: Sequence[int], bit: int, index: str) -> list[str]:

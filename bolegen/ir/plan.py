@@ -66,7 +66,8 @@ class Precision:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Program shapes. Prepare: b_g nodes' gates, b_n nodes' rows at a time. Factor: b_r rows of Y.
+    """Program shapes. Prepare: b_g nodes' gates, b_h nodes' channels, b_n nodes' rows at a time.
+    Factor: b_r rows of Y, and a cap of registers a thread where it follows channels up a tree.
     Solve: the value tile b_v, the chunk b_k of d_k and a cap of registers a thread.
     Commit: b_t rows of a head's state, and such a cap.
 
@@ -84,6 +85,7 @@ class Tiling:
     b_v: int = 16
     b_k: int = 16
     b_g: int = 8
+    b_h: int = 16
     b_t: int = 16
     heads: int = 1
     half_batch: int = 1
@@ -96,6 +98,7 @@ class Tiling:
     warps_commit: int = 4
     stages: int = 1
     maxnreg: int = 255
+    maxnreg_factor: int | None = None
     maxnreg_commit: int = 255
     fused: bool = True
     rolled: bool = False
@@ -123,6 +126,11 @@ class TreePlan:
     solver_is_chosen: bool = False
     precision: Precision = field(default_factory=Precision)
     tiling: Tiling = field(default_factory=Tiling)
+
+    @property
+    def reach_terms(self) -> int:
+        """Terms of rows that decay by channel: two in bf16, or one in float32."""
+        return 2 if self.precision.state_terms else 1
 
     @property
     def rows(self) -> int:

@@ -1,5 +1,7 @@
 """The tiny models of tests/adapters on a device, float32 throughout."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
@@ -10,8 +12,12 @@ from support.tiny_hybrids import TINY, build_tiny
 
 pytestmark = pytest.mark.gpu
 
-# their norms fail on steps of two requests in releases that GPU machines still have
-NAMES = [name for name in TINY if "norm" not in name]
+# releases that GPU machines still have: the norms fail on steps of two requests, families lack
+NAMES = [
+    name
+    for name, tiny in TINY.items()
+    if "norm" not in name and find_spec(f"transformers.models.{tiny.folder}")
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -70,13 +70,15 @@ def by_replay(device: str) -> Scene:
     turn.begin(slots)
     turn.verify(**of)
     turn.discard()
-    graph, out = capture(partial(turn.verify, **of))
+    graph, _ = capture(partial(turn.verify, **of))
     given = {"graph": graph, "slots": slots, "last_node": ints(LAST, device=device)}
 
     def call(graph: Any, slots: Any, **last: Any) -> torch.Tensor:
         turn.begin(slots)
         turn.replay(graph)
         turn.commit(slots, **last)
+        # and so every operand of the graph lives as long as this call
+        out: torch.Tensor = of["out"]
         return out
 
     held = (vars(turn.canonical),)

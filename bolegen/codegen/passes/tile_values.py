@@ -30,9 +30,11 @@ def tile_values(plan: TreePlan) -> TreePlan:
         )
     small = plan.rows <= 64
     # a cap on registers pays where the code nearly fits under it: products of bf16 operands
+    walk_cap = None
     cap = (128 if small else 168) if plan.precision.state_terms else 255
     if plan.precision.state_terms and plan.spec.mixer.decay is Decay.CHANNEL:
         cap = 168  # its decayed operands fill shared memory first
+        walk_cap = 128 if small else None
     b_r = min(64, _power(plan.rows))
     while b_r > 16 and 3 * b_r * d_k * plan.spec.dtype.bytes > smem:
         b_r //= 2
@@ -57,6 +59,7 @@ def tile_values(plan: TreePlan) -> TreePlan:
         heads=plan.spec.ratio if shares else 1,
         stages=3,
         maxnreg=cap,
+        maxnreg_factor=walk_cap,
         maxnreg_commit=168,
         fused=plan.rows <= 96,
         rolled=rolled,
