@@ -17,7 +17,7 @@ from bolegen.codegen import EmittedModule
 from bolegen.errors import EmitError, SpecError
 from bolegen.ir import Kernel, Target
 
-__all__ = ["KernelReport", "build_module", "import_text", "triton_version"]
+__all__ = ["KernelReport", "build_module", "expect_sound", "import_text", "triton_version"]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _report(built: Any, kernel: Kernel, target: Target) -> KernelReport:
         registers, spill = _read_amd(built.asm["amdgcn"])
     else:
         registers, spill = _read_cubin(built.asm["cubin"])
-        _expect_sound(kernel, target, built.asm["llir"])
+        expect_sound(kernel, target, built.asm["llir"])
     smem = int(built.metadata.shared)
     return KernelReport(
         kernel=kernel.label or kernel.name.partition("_")[0],
@@ -132,7 +132,7 @@ def _report(built: Any, kernel: Kernel, target: Target) -> KernelReport:
     )
 
 
-def _expect_sound(kernel: Kernel, target: Target, llvm: str) -> None:
+def expect_sound(kernel: Kernel, target: Target, llvm: str) -> None:
     """EmitError where LLVM paired a shift that cannot overflow with one that can.
 
     Its NVPTX backend then lets what the second shifts out run into the first: indices of nodes

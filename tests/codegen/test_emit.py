@@ -18,15 +18,14 @@ from bolegen.errors import SpecError
 from bolegen.ir import (
     GDN,
     GDN_NEG,
+    KDA,
     LIGHTNING,
     MAMBA2,
     MIXERS,
     Decay,
     DType,
     LayerSpec,
-    Precision,
     Solver,
-    Tiling,
     TreePlan,
     find_target,
 )
@@ -199,6 +198,8 @@ def numbers_of(value: Any) -> dict[str, Any]:
         now = getattr(value, field.name)
         if isinstance(now, bool):
             other[field.name] = not now
+        elif now is None:
+            other[field.name] = 96
         elif isinstance(now, int):
             terms = {"state_terms": 1, "readout_terms": 0}
             other[field.name] = terms.get(field.name, 2 * now)
@@ -209,15 +210,21 @@ def numbers_of(value: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("part", ["precision", "tiling"])
 def test_every_decision_of_the_plan_shows_in_the_digest(part: str) -> None:
-    plan = plan_template("(3,3,3)", depth=8)
-    known = getattr(plan, part)
-    assert isinstance(known, (Precision, Tiling))
-    digests = {compile_plan(plan).digest}
-    for name, value in numbers_of(known).items():
-        changed: dict[str, Any] = {part: replace(known, **{name: value})}
-        digest = compile_plan(replace(plan, **changed)).digest
-        assert digest not in digests, f"{part}.{name} = {value} changes nothing"
+    # what only some mixers read shows in theirs
+    plans = [plan_template("(3,3,3)", LayerSpec(mixer), depth=8) for mixer in (GDN, KDA)]
+    others = [numbers_of(getattr(plan, part)) for plan in plans]
+    digests = {tuple(compile_plan(plan).digest for plan in plans)}
+    for name in others[0]:
+        digest = tuple(
+            compile_plan(replace(plan, **_changed(plan, part, name, other[name]))).digest
+            for plan, other in zip(plans, others, strict=True)
+        )
+        assert digest not in digests, f"{part}.{name} changes nothing"
         digests.add(digest)
+
+
+def _changed(plan: TreePlan, part: str, name: str, value: Any) -> dict[str, Any]:
+    return {part: replace(getattr(plan, part), **{name: value})}
 
 
 @pytest.mark.parametrize("name", SPREAD)

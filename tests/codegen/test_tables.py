@@ -47,6 +47,16 @@ def test_a_table_of_the_sign_bit(count: int) -> None:
     assert np.array_equal(run(spell_table(values), indices(count)), values)
 
 
+@pytest.mark.parametrize("count", [2, 31, 32, 33, 40, 64, 200])
+def test_no_index_shifts_a_word_by_more_than_it_has(count: int) -> None:
+    """Padding lies behind the table; what LLVM makes of a longer shift is anything."""
+    lines = [line for line in spell_table(list(range(count))) if line.startswith("b_s")]
+    shifts = run([*lines, "return b_s"], indices(1024))
+    assert shifts.min() == 0
+    assert shifts.max() == 31
+    assert np.array_equal(shifts[:count], indices(count) % 32)
+
+
 def test_a_table_of_zeros_keeps_the_shape() -> None:
     assert np.array_equal(run(spell_table([0, 0, 0]), indices(3)), [0, 0, 0])
 
