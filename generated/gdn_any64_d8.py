@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    68140a73111152c8
+digest    0cb9b843b9be65b6
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="68140a73111152c8",
+    digest="0cb9b843b9be65b6",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -259,7 +259,7 @@ def _taps(weight, bias, o_c, m_c):
 
 @triton.jit
 def _given(p_x, stride_x, p_live, nodes, i_n, o_d, m_d, MASKED: tl.constexpr):
-    """One head's rows from node i_n on, before `nodes`, as given; their places; which are live."""
+    """Rows from node i_n on, before `nodes`, as given; their places; which are live."""
     o_n = i_n + tl.arange(0, 64)
     m = (_live(p_live, o_n, MASKED) & (o_n < nodes))[:, None] & m_d[None, :]
     p_x = p_x + o_n.to(tl.int64)[:, None] * stride_x + o_d[None, :]

@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = softplus(a + dt_bias)
 numerics  contract fp32; state in two bf16 terms; Y = C and two bf16 terms, as R
 factors   replay, 21504 bytes a node (a state snapshot: 4255744)
 solver    none; 64 columns of C
-digest    9f1da752d33f1a64
+digest    1c2f72bee5456d6d
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="9f1da752d33f1a64",
+    digest="1c2f72bee5456d6d",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -249,11 +249,11 @@ def _taps(weight, bias, o_c, m_c):
 
 
 @triton.jit
-def _given(p_x, stride_x, p_live, nodes, i_n, o_d, m_d, MASKED: tl.constexpr):
-    """One head's rows from node i_n on, before `nodes`, as given; their places; which are live."""
+def _given(p_x, stride_x, p_live, nodes, i_n, o_g, o_d, m_d, MASKED: tl.constexpr):
+    """Rows from node i_n on, before `nodes`, as given; their places; which are live."""
     o_n = i_n + tl.arange(0, 64)
     m = (_live(p_live, o_n, MASKED) & (o_n < nodes))[:, None] & m_d[None, :]
-    p_x = p_x + o_n.to(tl.int64)[:, None] * stride_x + o_d[None, :]
+    p_x = p_x + o_n.to(tl.int64)[:, None] * stride_x + o_g[None, :]
     return tl.load(p_x, mask=m, other=0.0), o_n[:, None] * C + o_d[None, :], m
 
 
@@ -410,6 +410,7 @@ def _prepare_rows(
     p_keys,
     c,
     i_t,
+    stride_xh,
     D: tl.constexpr,
     D_P: tl.constexpr,
     IS_KEY: tl.constexpr,
@@ -417,14 +418,15 @@ def _prepare_rows(
     MASKED: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """One head's rows of q, k or v, D channels from c on."""
+    """One head's rows of q or k, or 2 heads' of v, D channels from c on."""
     o_d = tl.arange(0, D_P)
     m_d = o_d < D
+    o_g = o_d if stride_xh is None else o_d // DV * stride_xh + o_d % DV
     p_rows = p_rows + c
     if CONVOLVE:
         # all that does not wait for the slot is asked for before it is looked at
         nodes = tl.minimum((i_t + 1) * TILES * 8, T)
-        b_given, o_x, m_x = _given(p_x, stride_xt, p_live, nodes, 0, o_d, m_d, MASKED)
+        b_given, o_x, m_x = _given(p_x, stride_xt, p_live, nodes, 0, o_g, o_d, m_d, MASKED)
         o_w = tl.arange(0, D_P // 2)
         m_w = o_w < D // 2
         taps = _taps(weight, bias, c + o_d, m_d)
@@ -463,7 +465,7 @@ def _prepare_rows(
             b_y = tl.join(b_y0, b_y1).to(tl.bfloat16)
             tl.store(p_out, tl.reshape(b_y, [8, D_P]), mask=m_all)
         else:
-            p_n = p_x + o_n.to(tl.int64)[:, None] * stride_xt + o_d[None, :]
+            p_n = p_x + o_n.to(tl.int64)[:, None] * stride_xt + o_g[None, :]
             b_x = tl.load(p_n, mask=m, other=0.0)
             tl.store(p_out, b_x, mask=m_all)
 
@@ -516,7 +518,7 @@ def prepare_mamba2_any64_d8_h8x128_k128_v64(
 ):
     """Everything node-wise, once: convolution, gates and path sums of log decays.
 
-    Grid (T / 8 + (2 Hk + Hv) T / (8 TILES), B): gates of a few nodes, then a head's rows.
+    Grid (T / 8 + (2 Hk + Hv / 2) T / (8 TILES), B): gates of a few nodes, then a head's rows.
     """
     i_p, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + i_b).to(tl.int64)
@@ -543,8 +545,8 @@ def prepare_mamba2_any64_d8_h8x128_k128_v64(
             m_n,
         )
         return
-    i_t = (i_p - 8) // (2 * HK + HV)
-    i_r = (i_p - 8) % (2 * HK + HV)
+    i_t = (i_p - 8) // (2 * HK + HV // 2)
+    i_r = (i_p - 8) % (2 * HK + HV // 2)
     i_x = i_b * ((T + W - 1) * C) + (W - 1) * C
     p_qkv = qkv + i_x
     p_rows = rows + i_x
@@ -580,6 +582,7 @@ def prepare_mamba2_any64_d8_h8x128_k128_v64(
             None,
             (i_r + HK) % (2 * HK) * DK + HV * DV,
             i_t,
+            None,
             DK,
             128,
             True,
@@ -588,7 +591,7 @@ def prepare_mamba2_any64_d8_h8x128_k128_v64(
             TILES,
         )
     else:
-        i_h = i_r - 2 * HK
+        i_h = (i_r - 2 * HK) * 2
         _prepare_rows(
             v + i_b * stride_vb + i_h.to(tl.int64) * stride_vh,
             stride_vt,
@@ -608,8 +611,9 @@ def prepare_mamba2_any64_d8_h8x128_k128_v64(
             None,
             i_h * DV,
             i_t,
-            DV,
-            64,
+            stride_vh,
+            2 * DV,
+            128,
             False,
             CONVOLVE,
             MASKED,
@@ -651,7 +655,7 @@ def _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT: tl.constexpr):
 
 
 @triton.jit
-def _pair(b_qk, p_rq, p_rk, p_dec, ancestors, o_n, m_n, o_m, m_m, i_m):
+def _pair(b_qk, p_dec, ancestors, o_n, m_n, o_m, m_m, i_m):
     """C [N, M] of nodes o_n with their ancestors in o_m, and its diagonal among the columns."""
     b_d = tl.load(p_dec + o_n, mask=m_n, other=0.0)[:, None]
     b_d = b_d - tl.load(p_dec + o_m, mask=m_m, other=0.0)[None, :]
@@ -663,16 +667,6 @@ def _pair(b_qk, p_rq, p_rk, p_dec, ancestors, o_n, m_n, o_m, m_m, i_m):
     b_own = tl.where(o_n[:, None] == o_m[None, :], 1.0, b_d)
 
     return b_qk * b_own
-
-
-@triton.jit
-def _store_readout(p_out, b_y, o_p, o_c):
-    """One tile of Y, in two bf16 terms."""
-    p_out = p_out + o_p[:, None] * COLUMNS + o_c[None, :]
-    m = (o_p < ROWS)[:, None] & (o_c < COLUMNS)[None, :]
-    b_y1 = _coarse(b_y)
-    tl.store(p_out, b_y1.to(tl.bfloat16), mask=m)
-    tl.store(p_out + ROWS * COLUMNS, (b_y - b_y1).to(tl.bfloat16), mask=m)
 
 
 @triton.jit
@@ -690,7 +684,7 @@ def _factor(
     HEADS: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """Y = C of HEADS value heads, and the scales of their nodes."""
+    """Products q_i.k_j of one key head, and the scales of its HEADS value heads' nodes."""
     i_k = first // 16
     p_rq = None
     p_rk = None
@@ -701,10 +695,7 @@ def _factor(
         p_dec = decays + (i_b * (3 * HV) + i_h) * T
         p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
         _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale)
-    ancestors = ancestors + i_b * (2 * T)
-    p_dec = decays + (i_b * (3 * HV) + first) * T
-    p_scale = scales + (i_b * HV + first) * (4 * ROWS)
-    p_read = readout + (i_b * HV + first) * (2 * ROWS * COLUMNS)
+    p_read = readout + (i_b * HK + i_k) * (ROWS * COLUMNS)
     for i_r in range(0, ROWS, 64):
         o_p = i_r + tl.arange(0, 64)
         o_n = o_p
@@ -715,8 +706,8 @@ def _factor(
             o_m = o_c
             m_m = (o_m < T) & (o_c < COLUMNS)
             b_qk = _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT)
-            b_c = _pair(b_qk, p_rq, p_rk, p_dec, ancestors, o_n, m_n, o_m, m_m, i_m)
-            _store_readout(p_read, b_c, o_p, o_c)
+            m_x = (o_p < ROWS)[:, None] & (o_c < COLUMNS)[None, :]
+            tl.store(p_read + o_p[:, None] * COLUMNS + o_c[None, :], b_qk, mask=m_x)
 
 
 @triton.jit
@@ -836,13 +827,19 @@ def solve_mamba2_any64_d8_h8x128_k128_v64(
     p_kq = p_qkv + HV * DV + HK * DK + i_k * DK
     p_v = p_qkv + i_h * DV + o_v[:, None]
     p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
-    p_y = readout + (i_b * HV + i_h) * (2 * ROWS * COLUMNS)
+    p_y = readout + (i_b * HK + i_k) * (ROWS * COLUMNS)
+    p_dec = decays + (i_b * (3 * HV) + i_h) * T
+    ancestors = ancestors + i_b * (2 * T)
 
     # the state against q of every node
-    o_n = tl.arange(0, 64)
-    m_kq0 = o_n < 64
+    o_n = tl.arange(0, 32)
+    m_kq0 = o_n < 32
     o_kq0 = o_n * C
-    b_a0 = tl.zeros([64, 64], tl.float32)
+    b_a0 = tl.zeros([64, 32], tl.float32)
+    o_n = 32 + tl.arange(0, 32)
+    m_kq1 = o_n < 64
+    o_kq1 = o_n * C
+    b_a1 = tl.zeros([64, 32], tl.float32)
     for i_d in range(4):
         o_d = i_d * 32 + tl.arange(0, 32)
         m_d = o_d < DK
@@ -857,16 +854,27 @@ def solve_mamba2_any64_d8_h8x128_k128_v64(
         b_kq = tl.load(p_b, mask=m_b, other=0.0)
         b_a0 = tl.dot(b_s2, b_kq, acc=b_a0)
         b_a0 = tl.dot(b_s1, b_kq, acc=b_a0)
-    o_n = tl.arange(0, 64)
-    m_o = m_v[:, None] & (o_n < 64)[None, :]
+        p_b = p_kq + o_kq1[None, :] + o_d[:, None]
+        m_b = m_kq1[None, :] & m_d[:, None]
+        b_kq = tl.load(p_b, mask=m_b, other=0.0)
+        b_a1 = tl.dot(b_s2, b_kq, acc=b_a1)
+        b_a1 = tl.dot(b_s1, b_kq, acc=b_a1)
+    o_n = tl.arange(0, 32)
+    m_o = m_v[:, None] & (o_n < 32)[None, :]
     b_v0 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
+    o_n = 32 + tl.arange(0, 32)
+    m_o = m_v[:, None] & (o_n < 64)[None, :]
+    b_v1 = tl.load(p_v + o_n[None, :] * C, mask=m_o, other=0.0)
     if OVERLAP:
         gdc_wait()
-    o_p = tl.arange(0, 64)
+    o_p = tl.arange(0, 32)
     b_beta0 = tl.load(p_scale + o_p)
     b_rq0 = tl.load(p_scale + 2 * ROWS + o_p)
+    o_p = 32 + tl.arange(0, 32)
+    b_beta1 = tl.load(p_scale + o_p)
+    b_rq1 = tl.load(p_scale + 2 * ROWS + o_p)
 
-    # positions 0 to 63
+    # positions 0 to 31
     b_r = b_beta0[None, :] * b_v0.to(tl.float32)
     b_o = b_rq0[None, :] * b_a0
     b_h = _coarse(b_r)
@@ -874,15 +882,62 @@ def solve_mamba2_any64_d8_h8x128_k128_v64(
     b_r0h = b_h.to(tl.bfloat16)
     if D is not None:
         b_o += tl.load(D + i_h).to(tl.float32) * b_v0.to(tl.float32)
-    o_p = tl.arange(0, 64)
-    o_c = tl.arange(0, 64)
-    p_m = o_p[None, :] * COLUMNS + o_c[:, None]
-    b_y00h = tl.load(p_y + p_m)
-    b_y00l = tl.load(p_y + ROWS * COLUMNS + p_m)
+    o_p = tl.arange(0, 32)
+    o_c = o_p
+    o_m = tl.arange(0, 32)
+    m_m = o_m < 32
+    o_n = tl.arange(0, 32)
+    m_n = o_n < 32
+    b_y = tl.load(p_y + o_p[:, None] * COLUMNS + o_c[None, :])
+    b_y = tl.trans(_pair(b_y, p_dec, ancestors, o_n, m_n, o_m, m_m, 0))
+    b_h = _coarse(b_y)
+    b_y00l = (b_y - b_h).to(tl.bfloat16)
+    b_y00h = b_h.to(tl.bfloat16)
     b_o = tl.dot(b_r0l, b_y00h, acc=b_o)
     b_o = tl.dot(b_r0h, b_y00l, acc=b_o)
     b_o = tl.dot(b_r0h, b_y00h, acc=b_o)
-    o_n = tl.arange(0, 64)
+    o_n = tl.arange(0, 32)
+    m_all = m_v[:, None] & (o_n < nodes)[None, :]
+    tl.store(p_o + o_n[None, :] * stride_ot, b_o.to(tl.bfloat16), mask=m_all)
+
+    # positions 32 to 63
+    b_r = b_beta1[None, :] * b_v1.to(tl.float32)
+    b_o = b_rq1[None, :] * b_a1
+    b_h = _coarse(b_r)
+    b_r1l = (b_r - b_h).to(tl.bfloat16)
+    b_r1h = b_h.to(tl.bfloat16)
+    if D is not None:
+        b_o += tl.load(D + i_h).to(tl.float32) * b_v1.to(tl.float32)
+    o_p = tl.arange(0, 32)
+    o_c = o_p
+    o_m = tl.arange(0, 32)
+    m_m = o_m < 32
+    o_p = 32 + tl.arange(0, 32)
+    o_n = 32 + tl.arange(0, 32)
+    m_n = o_n < 64
+    b_y = tl.load(p_y + o_p[:, None] * COLUMNS + o_c[None, :])
+    b_y = tl.trans(_pair(b_y, p_dec, ancestors, o_n, m_n, o_m, m_m, 0))
+    b_h = _coarse(b_y)
+    b_y10l = (b_y - b_h).to(tl.bfloat16)
+    b_y10h = b_h.to(tl.bfloat16)
+    b_o = tl.dot(b_r0l, b_y10h, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y10l, acc=b_o)
+    b_o = tl.dot(b_r0h, b_y10h, acc=b_o)
+    o_p = 32 + tl.arange(0, 32)
+    o_c = o_p
+    o_m = 32 + tl.arange(0, 32)
+    m_m = o_m < 64
+    o_n = 32 + tl.arange(0, 32)
+    m_n = o_n < 64
+    b_y = tl.load(p_y + o_p[:, None] * COLUMNS + o_c[None, :])
+    b_y = tl.trans(_pair(b_y, p_dec, ancestors, o_n, m_n, o_m, m_m, 32))
+    b_h = _coarse(b_y)
+    b_y11l = (b_y - b_h).to(tl.bfloat16)
+    b_y11h = b_h.to(tl.bfloat16)
+    b_o = tl.dot(b_r1l, b_y11h, acc=b_o)
+    b_o = tl.dot(b_r1h, b_y11l, acc=b_o)
+    b_o = tl.dot(b_r1h, b_y11h, acc=b_o)
+    o_n = 32 + tl.arange(0, 32)
     m_all = m_v[:, None] & (o_n < nodes)[None, :]
     tl.store(p_o + o_n[None, :] * stride_ot, b_o.to(tl.bfloat16), mask=m_all)
 
@@ -1169,7 +1224,7 @@ class Factors:
     One layer's scratch:
         qkv [B, W-1+T, C]: rows after the convolution
         decays [B, 3, Hv, T] float32: log P in two floats, write gate
-        readout [B, Hv, 2, ROWS, COLUMNS]: Y in two bf16 terms
+        readout [B, Hk, ROWS, COLUMNS] float32: q_i.k_j
         scales [B, Hv, 4, ROWS] float32
         ancestors [B, T/32, T] int32: a bit a node
 
@@ -1253,7 +1308,7 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
         decays=empty(batch, 3, 128, 64),
         # where solve is merged with factor, each value tile has its own
         products=None,
-        readout=empty(batch, 128, 2, 64, 64, dtype=torch.bfloat16),
+        readout=empty(batch, 8, 64, 64),
         inverse=None,
         scales=empty(batch, 128, 4, 64),
         ancestors=empty(batch, 2, 64, dtype=torch.int32),
@@ -1402,7 +1457,7 @@ def _verify(q, k, v, gate, conv, pool, options):
         tiles = 8 if batch >= 16 else 1
         if 4 <= batch < 16:
             tiles = 4
-        programs = 8 + 144 * -(-8 // tiles)
+        programs = 8 + 80 * -(-8 // tiles)
         prepare_mamba2_any64_d8_h8x128_k128_v64[(programs, batch)](
             q[0],
             k[0],
@@ -1440,7 +1495,8 @@ def _verify(q, k, v, gate, conv, pool, options):
         beside = {"launch_pdl": True} if overlap else {}
         merged = batch <= 1 and not overlap
         if not merged:
-            heads = 1
+            # value heads share the products of their key head
+            heads = 16
             factor_mamba2_any64_d8_h8x128_k128_v64[(128 // heads, batch)](
                 qkv,
                 slots,

@@ -138,7 +138,9 @@ def _scratch_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
         of("products", dims=(heads, columns, columns), least_rows=merged, exists=mixer.delta,
            says=f"[B, Hv, COLUMNS, COLUMNS] float32: -G{blocks}"),
         of("readout", dims=(heads, max(terms, 1), rows, columns), element=y,
-           says=f"[B, Hv, {max(terms, 1)}, ROWS, COLUMNS]: Y {how}"),
+           says=f"[B, Hv, {max(terms, 1)}, ROWS, COLUMNS]: Y {how}") if mixer.delta else
+        of("readout", dims=(spec.key_heads, rows, columns),
+           says="[B, Hk, ROWS, COLUMNS] float32: q_i.k_j"),
         of("inverse", dims=(heads, rows, columns), exists=mixer.delta and not replay,
            says="[B, Hv, ROWS, COLUMNS] float32: Z"),
         of("scales", dims=(heads, 4, rows), says="[B, Hv, 4, ROWS] float32"),

@@ -112,10 +112,12 @@ def _spell_span(start: int, rows: int) -> str:
 
 def _cuts(plan: TreePlan) -> list[tuple[int, int]]:
     """(start, rows) of the node tiles of solve: powers of two, columns and leaves apart."""
+    # without a delta term a tile's part of Y is formed on the spot, in registers
+    largest = 64 if plan.spec.mixer.delta or plan.rows > 128 else 32
     cuts, start = [], 0
     for end in (plan.column_count, plan.rows):
         while start < end:
-            rows = min(64, 1 << ((end - start).bit_length() - 1))
+            rows = min(largest, 1 << ((end - start).bit_length() - 1))
             cuts.append((start, rows))
             start += rows
     return cuts
@@ -129,6 +131,7 @@ def _tile(plan: TreePlan, index: int, start: int, rows: int) -> dict[str, Any]:
     pair = f"{start} + o_c // 2" if start else "o_c // 2"
     return _span(plan, block, f"tl.arange(0, {rows})", "o_p") | {
         "index": index,
+        "start": start,
         "label": f"positions {start} to {start + rows - 1}",
         "rows": rows,
         "span": _spell_span(start, rows),

@@ -7,9 +7,11 @@ from bolegen.codegen.cut import UNROLLED, cut_tiles, power, tiles_of
 from bolegen.codegen.mix import spell_mixer
 from bolegen.codegen.signatures import kernels_of
 from bolegen.codegen.tables import spell_parents, spell_positions, spell_table
-from bolegen.ir import Decay, DType, KernelModule, TreePlan, slug
+from bolegen.ir import Decay, DType, KernelModule, LayerSpec, TreePlan, slug
 
 __all__ = ["lower_plan", "module_name"]
+
+_ROW = 128  # channels that a program of prepare handles well
 
 
 def lower_plan(plan: TreePlan) -> KernelModule:
@@ -81,7 +83,8 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
     channel = spec.mixer.decay is Decay.CHANNEL
     # pairs of float32 take many registers a column: in chunks
     gram_b = min(32, dk_p) if spec.dtype is DType.FP32 or channel else dk_p
-    programs = 2 * spec.key_heads + spec.value_heads
+    pack = _pack(spec)
+    programs = 2 * spec.key_heads + spec.value_heads // pack
     return {
         "b_n": tiling.b_n,
         "b_r": tiling.b_r,
@@ -100,6 +103,9 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
         "first_row": tiles_of(nodes, tiling.b_g)
         + spec.value_heads * tiles_of(nodes, tiling.b_h) * channel,
         "b_copy": min(64, power(nodes, 16)),
+        "v_pack": pack,
+        "row_programs": programs,
+        "rows_p": power(pack * spec.d_v, 16),
         "b_keep": power(tiles_of(spec.channels, programs)),
         "chunks": tiles_of(power(spec.d_k, 16), tiling.b_k),
         "fused": tiling.fused,
@@ -148,6 +154,14 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
     }
 
 
+def _pack(spec: LayerSpec) -> int:
+    """Value heads whose rows one program of prepare handles: narrow ones share it."""
+    pack = 1
+    while 2 * pack * spec.d_v <= _ROW and spec.value_heads % (2 * pack) == 0:
+        pack *= 2
+    return pack
+
+
 def _walk(plan: TreePlan) -> int:
     """Most steps from a node to its root."""
     return plan.tree.depth if plan.tree.is_static else plan.depth
@@ -156,7 +170,7 @@ def _walk(plan: TreePlan) -> int:
 def _asks_for_y(plan: TreePlan) -> bool:
     """Whether Y, one block of 16 columns, is fetched together with the scales."""
     small = plan.tiling.fused and len(plan.columns) == 1 and plan.column_count <= 16
-    return small and plan.spec.factors == "replay"
+    return small and plan.spec.factors == "replay" and plan.spec.mixer.delta
 
 
 def _topology(plan: TreePlan) -> dict[str, object]:

@@ -235,4 +235,4 @@ def _fold(plan: TreePlan) -> str:
 
 
 def _readout(plan: TreePlan) -> str:
-    return "*bf16" if plan.precision.readout_terms else "*fp32"
+    return "*bf16" if plan.precision.readout_terms and plan.spec.mixer.delta else "*fp32"
