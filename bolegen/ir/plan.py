@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bolegen.errors import SpecError
+from bolegen.ir.mixer import Decay
 from bolegen.ir.spec import LayerSpec, Target
 from bolegen.ir.tree import TreeTemplate
 
@@ -126,6 +127,16 @@ class TreePlan:
     solver_is_chosen: bool = False
     precision: Precision = field(default_factory=Precision)
     tiling: Tiling = field(default_factory=Tiling)
+
+    @property
+    def any_may_have_columns(self) -> bool:
+        """Whether nodes with descendants are not told from leaves: at run time, and where channels
+        decay in trees of many of them, so that each row goes up its path once for all columns.
+        """
+        if not self.tree.is_static:
+            return True
+        channel = self.spec.mixer.decay is Decay.CHANNEL
+        return channel and self.solver is Solver.SUBSTITUTION and len(self.tree.internal) > 16
 
     @property
     def reach_terms(self) -> int:

@@ -14,7 +14,7 @@ def order_nodes(plan: TreePlan) -> TreePlan:
     Only they have non-zero columns in G, and in C off its diagonal. Under ``levels`` the level
     decides first. Parents stay before children.
     """
-    if not plan.tree.is_static:
+    if plan.any_may_have_columns:
         return plan
     levels, children = plan.tree.levels, plan.tree.children
     if plan.solver is Solver.LEVELS:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bolegen.errors import SpecError
-from bolegen.ir import Block, Decay, Solver, TreePlan
+from bolegen.ir import Block, Solver, TreePlan
 
 __all__ = ["split_blocks"]
 
@@ -48,7 +48,7 @@ def _groups(plan: TreePlan) -> list[tuple[int, ...]]:
     """Nodes of each block, -1 for padding."""
     order, tree = plan.order, plan.tree
     largest = _largest(plan)
-    if not tree.is_static or _walks(plan):
+    if plan.any_may_have_columns:
         return _cut(order, largest)
     if plan.solver is Solver.LEVELS:
         levels = tree.levels
@@ -88,15 +88,8 @@ def _cut(nodes: Sequence[int], largest: int) -> list[tuple[int, ...]]:
 
 
 def _has_columns(plan: TreePlan, nodes: Sequence[int]) -> bool:
-    """Whether a node of the group has descendants; at run time any may, and so it is treated."""
-    any_may = not plan.tree.is_static or _walks(plan)
-    return any_may or any(plan.tree.children[n] for n in nodes if n >= 0)
-
-
-def _walks(plan: TreePlan) -> bool:
-    """Whether leaves have columns as well: channels' decays are followed up once for them all."""
-    equal = plan.solver is Solver.SUBSTITUTION and len(plan.tree.internal) > _ROW
-    return plan.spec.mixer.decay is Decay.CHANNEL and equal
+    """Whether a node of the group has descendants, or is treated so."""
+    return plan.any_may_have_columns or any(plan.tree.children[n] for n in nodes if n >= 0)
 
 
 def _block(plan: TreePlan, start: int, nodes: tuple[int, ...]) -> Block:
