@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,8 +23,11 @@ _TOOLS = ("memcheck", "racecheck")
 def main() -> int:
     """0 where every test passed and no checker complained; the page is written either way."""
     device = _device()
-    tests = _run_tests()
-    checks = [_run_checker(tool) for tool in _TOOLS]
+    with ThreadPoolExecutor(len(_TOOLS)) as pool:
+        # a checker takes minutes of one core; the tests have the others
+        checking = pool.map(_run_checker, _TOOLS)
+        tests = _run_tests()
+        checks = list(checking)
     record = {"device": device, "tests": tests, "checkers": checks}
     (ROOT / "docs/validation.json").write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     (ROOT / "docs/validation.md").write_text(_page(device, tests, checks), "utf-8")
