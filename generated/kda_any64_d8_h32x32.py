@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias) a key channel; beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 41088 bytes a node (a state snapshot: 2170880)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    554a1f72593f4792
+digest    d89df27785a8d5eb
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="554a1f72593f4792",
+    digest="d89df27785a8d5eb",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -112,7 +112,7 @@ def _exp(hi, lo):
 
 @triton.jit
 def _add(hi, lo, b_x):
-    """(hi, lo) + b_x in two floats: long sums of log decays are subtracted later."""
+    """(hi, lo) + b_x in two floats."""
     b_s = hi + b_x
     b_b = b_s - hi
     return b_s, lo + ((hi - (b_s - b_b)) + (b_x - b_b))
@@ -368,7 +368,7 @@ def _prepare_gates(
     o_n,
     m_n,
 ):
-    """All heads: log decays, write gates, and each path's sum of log decays in two floats."""
+    """All heads' write gates."""
     o_h = tl.arange(0, 32)
     m_h = o_h < HV
     m = m_n[:, None] & m_h[None, :]

@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import sys
+import textwrap
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -155,6 +156,7 @@ def _header(plan: TreePlan, module: KernelModule) -> dict[str, object]:
         "template": _shorten(template, _WIDTH),
         "parents": _shorten(_spell(tree.parents), _WIDTH),
         "parents_literal": _literal(tree.parents),
+        "rows_literal": _wrap(module.context["places"]),
         "depth_line": f"{plan.depth} supported; {plan.steps} products with G needed{drop}"
         if spec.mixer.delta
         else f"{plan.depth} supported",
@@ -208,6 +210,15 @@ def _literal(parents: tuple[int, ...] | None) -> str:
     if len(f"    parents={line},") <= 99:
         return line
     return "(\n" + "".join(f"        {parent},\n" for parent in parents) + "    )"
+
+
+def _wrap(rows: object) -> str:
+    """A list on one line where it fits, else in full lines, which the formatter is to leave."""
+    text = str(rows)
+    if len(f"ROWS_OF = {text}") <= 95:
+        return text
+    lines = textwrap.wrap(text[1:-1] + ",", 95, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(["[", *lines, "]  # fmt: skip"])
 
 
 def _spell(parents: tuple[int, ...] | None) -> str:

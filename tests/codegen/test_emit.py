@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cases import tree_parents
 from bolegen.codegen import EmittedModule, compile_plan, compile_template, plan_template
 from bolegen.codegen.cut import cut_tiles
 from bolegen.codegen.emit import digest_of, write_module
@@ -60,6 +61,10 @@ for _mixer in OTHERS:
     _spec, _pku = replace(SMALL, mixer=_mixer, conv=2), LayerSpec(mixer=_mixer, factors="pku")
     SPREAD[f"{_mixer.name}-static"] = {"template": "(2,2)", "spec": _spec}
     SPREAD[f"{_mixer.name}-runtime"] = {"template": "any:64", "depth": 8, "spec": _pku}
+# drafted trees, whose nodes with descendants are moved to the front
+EAGLE = "parents:" + str(list(tree_parents("eagle64"))).replace(" ", "")
+for _mixer in (GDN, KDA):
+    SPREAD[f"{_mixer.name}-drafted"] = {"template": EAGLE, "spec": LayerSpec(_mixer)}
 SPREAD["mamba2-long"] = {"template": LONG, "spec": replace(SMALL, mixer=MAMBA2, dtype=DType.FP32)}
 SPREAD["lightning-root"] = {"template": "chain:0", "spec": LayerSpec(LIGHTNING, factors="pku")}
 

@@ -243,11 +243,11 @@ def test_a_commit_needs_a_round_that_is_whole_and_its_own() -> None:
         m.commit(factors, r.state, r.conv_state, r.slots, last.float())
     with pytest.raises(ValueError, match=r"state: expected torch\.float32"):
         m.commit(factors, r.state.double(), r.conv_state, r.slots, last)
+    with pytest.raises(CheckedError, match="expected 3 rows as verified, got 2"):
+        m.commit(factors, r.state, r.conv_state, r.slots[:2], last[:2])
     m.commit(factors, r.state, r.conv_state, r.slots, last)
     with pytest.raises(ValueError, match=r"state: expected shape"):
         r.with_clones(state=r.state[..., None, None]).verify(m, factors, 0)
-    with pytest.raises(CheckedError, match="expected 3 rows as verified, got 2"):
-        play(m, draw(), between=lambda r, _: setattr(r, "slots", r.slots[:2]))
 
 
 def test_what_is_kept_of_a_round_goes_with_its_factors() -> None:

@@ -72,13 +72,16 @@ def assert_all_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
         assert same_bits(a, b)
 
 
-@pytest.mark.parametrize("claims", [None, SlotClaims()], ids=["plain", "claims"])
-@pytest.mark.parametrize("wrap", [lambda m: m, CheckedModule], ids=["module", "checked"])
+@pytest.mark.parametrize(
+    ("wrap", "claims"),
+    [(lambda m: m, SlotClaims()), (CheckedModule, None)],
+    ids=["claims", "checked"],
+)
 def test_folded_rounds_are_those_that_commit_at_once(
     m: ModuleType,
     apart: list[torch.Tensor],
-    claims: SlotClaims | None,
     wrap: Callable[[ModuleType], ModuleType],
+    claims: SlotClaims | None,
 ) -> None:
     rounds = draw(m)
     turn = start(wrap(m), rounds[0], claims=claims)
@@ -90,8 +93,11 @@ def test_folded_rounds_are_those_that_commit_at_once(
     assert_all_same([*outs, rounds[0].state, rounds[0].conv_state], apart)
 
 
-@pytest.mark.parametrize("again", [True, False], ids=["verified again", "flushed"])
-@pytest.mark.parametrize("claims", [None, SlotClaims()], ids=["plain", "claims"])
+@pytest.mark.parametrize(
+    ("again", "claims"),
+    [(True, SlotClaims()), (False, None)],
+    ids=["verified again", "flushed"],
+)
 def test_a_round_dropped_half_way_commits_no_layer_twice(
     m: ModuleType, apart: list[torch.Tensor], again: bool, claims: SlotClaims | None
 ) -> None:

@@ -125,11 +125,6 @@ TINY = {
         ),
     ),
     "falcon-h1": Tiny("falcon_h1", "FalconH1", _mamba(**_FALCON)),
-    "falcon-h1, norm after its gate": Tiny(
-        "falcon_h1",
-        "FalconH1",
-        _mamba(mamba_rms_norm=True, mamba_norm_before_gate=False, **_FALCON),
-    ),
     "falcon-h1, norm before its gate": Tiny(
         "falcon_h1", "FalconH1", _mamba(mamba_rms_norm=True, **_FALCON)
     ),
