@@ -38,7 +38,7 @@ RELEASES = (
     ),
     Release("0.5.16", f"{_CONFIGURATOR}._handle_max_mamba_cache", False),
     *(
-        Release(f"0.5.{n}", f"{_CONFIGURATOR}._handle_max_mamba_cache", True, run=n == 17)
+        Release(f"0.5.{n}", f"{_CONFIGURATOR}._handle_max_mamba_cache", True, run=n in (17, 23))
         for n in range(17, 24)
     ),
 )
