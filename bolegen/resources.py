@@ -31,9 +31,10 @@ Limits of shared memory: {limits}.
 {spills}
 """
 
-_WHY = """On NVIDIA a solve of bf16 operands is capped at 128 or 168 registers, and commit at
-168, so that four or three programs share a multiprocessor (`Tiling.maxnreg`,
-`maxnreg_commit`); the few values that do not fit under a cap are the price of that. `merged` is
+_WHY = """On NVIDIA a solve of bf16 operands is capped at 128 or 168 registers, a factor that
+follows channels up a tree at 128 and commit at 168, so that four or three programs share a
+multiprocessor (`Tiling.maxnreg`, `maxnreg_factor`, `maxnreg_commit`); the few values that do not
+fit under a cap are the price of that. `merged` is
 the solve of one request where it cannot start beside factor: it does factor's work as well, and
 has no cap. `folded` is the solve that commits the round before first, under commit's cap.
 What spills:
