@@ -54,8 +54,9 @@ def main(arguments: list[str] | None = None) -> int:
         known = json.loads(_FILE.read_text("utf-8")) if _FILE.is_file() else {}
         if options.write:
             known[version] = table
-            _FILE.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", "utf-8")
-            _PAGE.write_text(render(known), "utf-8")
+            text = json.dumps(known, indent=1, sort_keys=True)
+            _FILE.write_text(text + "\n", "utf-8")
+            _PAGE.write_text(render(json.loads(text)), "utf-8")
         elif known.get(version) != table:
             raise CheckError(_difference(known.get(version, {}), table, version))
     except BolegenError as error:
