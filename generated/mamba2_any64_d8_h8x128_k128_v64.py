@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = softplus(a + dt_bias)
 numerics  contract fp32; state in two bf16 terms; Y = C and two bf16 terms, as R
 factors   replay, 21504 bytes a node (a state snapshot: 4255744)
 solver    none; 64 columns of C
-digest    1c2f72bee5456d6d
+digest    726588ce0d95bb7d
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="1c2f72bee5456d6d",
+    digest="726588ce0d95bb7d",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -421,7 +421,7 @@ def _prepare_rows(
     """One head's rows of q or k, or 2 heads' of v, D channels from c on."""
     o_d = tl.arange(0, D_P)
     m_d = o_d < D
-    o_g = o_d if stride_xh is None else o_d // DV * stride_xh + o_d % DV
+    o_g = o_d if stride_xh is None else (o_d // DV).to(tl.int64) * stride_xh + o_d % DV
     p_rows = p_rows + c
     if CONVOLVE:
         # all that does not wait for the slot is asked for before it is looked at

@@ -131,12 +131,13 @@ class TreePlan:
     @property
     def any_may_have_columns(self) -> bool:
         """Whether nodes with descendants are not told from leaves: at run time, and where channels
-        decay in trees of many of them, so that each row goes up its path once for all columns.
+        decay in trees of many of them, so that each row goes up its path once for all columns, or
+        of none, where it would not go at all.
         """
         if not self.tree.is_static:
             return True
-        channel = self.spec.mixer.decay is Decay.CHANNEL
-        return channel and self.solver is Solver.SUBSTITUTION and len(self.tree.internal) > 16
+        inner, channel = len(self.tree.internal), self.spec.mixer.decay is Decay.CHANNEL
+        return channel and (inner == 0 or (self.solver is Solver.SUBSTITUTION and inner > 16))
 
     @property
     def reach_terms(self) -> int:

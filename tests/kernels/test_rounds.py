@@ -9,7 +9,7 @@ import torch
 from bolegen.ir import MIXERS, DType
 from support.drift import History, play_rounds
 from support.judge import LIMIT, Worst
-from support.rounds import build, make_round
+from support.rounds import build, make_round, play
 
 
 @pytest.mark.slow
@@ -28,6 +28,13 @@ def test_many_rounds_do_not_drift(rounds: int, state_dtype: DType, layout: str) 
 def test_every_mixer_goes_on_from_what_it_committed(mixer: str, layout: str) -> None:
     m = build("(2,1)", value_heads=1, factors=layout, mixer=mixer)
     play_rounds(m, 5, write=0.3).assert_within()
+
+
+@pytest.mark.parametrize("layout", ["replay", "pku"])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_root_alone_is_a_tree(mixer: str, layout: str) -> None:
+    m = build("chain:0", factors=layout, mixer=mixer)
+    play(m, make_round(m, batch=2), [0, 0]).assert_within()
 
 
 @pytest.mark.parametrize("layout", ["replay", "pku"])
