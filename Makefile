@@ -63,8 +63,7 @@ aot: $(READY) $(READY36) ## build every emitted kernel for real GPUs, under the 
 
 # with PYTHON itself, whose torch must see the GPU; warnings of other versions are no errors there
 gpu: export PYTHONPATH := .:runtime
-gpu: ## the tests that need a GPU, then docs/validation.md
-	@$(PYTHON) -m pytest -m gpu -W default
+gpu: ## the tests that need a GPU and the memory checkers, into docs/validation.md
 	@$(PYTHON) benchmarks/validate.py
 
 bench: export PYTHONPATH := .:runtime

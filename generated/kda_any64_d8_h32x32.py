@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias) a key channel; beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 41088 bytes a node (a state snapshot: 2170880)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    d89df27785a8d5eb
+digest    80bd44b8baf10a1a
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="d89df27785a8d5eb",
+    digest="80bd44b8baf10a1a",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -663,9 +663,9 @@ def _lift(parents, b_at):
 
 
 @triton.jit
-def _rise(b_q, b_k, p_g, p_k, b_at, b_up, parents, o_d, m_d):
+def _rise(b_q, b_k, p_rates, p_k, b_at, b_up, parents, o_d, m_d):
     """Rows q_i and k_i one node further up, from b_at to b_up, and their products with its key."""
-    p_at = p_g + b_at[:, None] * (HV * DK) + o_d[None, :]
+    p_at = p_rates + b_at[:, None] * (HV * DK) + o_d[None, :]
     b_decay = tl.load(p_at, mask=(b_at > 0)[:, None] & m_d, other=1.0)
     b_q, b_k = b_q * b_decay, b_k * b_decay
     m_up = b_up >= 0
@@ -683,7 +683,7 @@ def _store_reach(p_out, b_x, m):
 
 
 @triton.jit
-def _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT: tl.constexpr, p_g, p_reach, parents):
+def _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT: tl.constexpr, p_rates, p_reach, parents):
     """k_i.k_j and q_i.k_j of nodes i of o_n with their ancestors j in o_m, every channel decayed
     on the way from j to i, and q_i.k_i: two [N, M].  Rows k_i and q_i decay a node at a time on
     their way up, and what reaches the state is stored.
@@ -704,13 +704,13 @@ def _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT: tl.constexpr, p_g, p_reach, parents
         b_at = b_n
         for i_s in tl.static_range(DEPTH):
             b_up = _lift(parents, b_at)
-            b_q, b_k, b_g, b_c = _rise(b_q, b_k, p_g, p_k, b_at, b_up, parents, o_d, m_d)
+            b_q, b_k, b_g, b_c = _rise(b_q, b_k, p_rates, p_k, b_at, b_up, parents, o_d, m_d)
             m_is = o_s == i_s
             b_kk = tl.where(m_is, b_kk + b_g[:, None], b_kk)
             b_qk = tl.where(m_is, b_qk + b_c[:, None], b_qk)
             b_at = b_up
         # the state is above the root
-        b_decay = tl.load(p_g + o_d[None, :], mask=m_d, other=1.0)
+        b_decay = tl.load(p_rates + o_d[None, :], mask=m_d, other=1.0)
         p_n = p_reach + o_n[:, None] * (2 * DK) + o_d[None, :]
         _store_reach(p_n, b_k * b_decay, m_n[:, None] & m_d)
         _store_reach(p_n + DK, b_q * b_decay, m_n[:, None] & m_d)
@@ -830,7 +830,7 @@ def _factor(
         p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
         _scales(p_q, p_k, p_rq, p_rk, p_dec, p_scale)
     ancestors = ancestors + i_b * (2 * T)
-    p_g = rates + i_b * (T * HV * DK) + first * DK
+    p_rates = rates + i_b * (T * HV * DK) + first * DK
     p_reach = reach + (i_b * HV + first) * (2 * 2 * T * DK)
     parents = parents + i_b * T
     p_dec = decays + (i_b * (HV) + first) * T
@@ -842,7 +842,7 @@ def _factor(
     o_c = tl.arange(0, 64)
     o_m = tl.arange(0, 64)
     m_m = o_m < 64
-    b_kk0, b_qk0 = _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT, p_g, p_reach, parents)
+    b_kk0, b_qk0 = _gram(p_q, p_k, o_n, m_n, o_m, m_m, DOT, p_rates, p_reach, parents)
 
     i_m, i_t = 0, 0
     b_kk, b_qk = b_kk0, b_qk0

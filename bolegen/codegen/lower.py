@@ -11,7 +11,7 @@ from bolegen.ir import Decay, DType, KernelModule, LayerSpec, TreePlan, slug
 
 __all__ = ["lower_plan", "module_name"]
 
-_ROW = 128  # channels that a program of prepare handles well
+_CHANNELS = 128  # channels that a program of prepare handles well
 
 
 def lower_plan(plan: TreePlan) -> KernelModule:
@@ -157,7 +157,7 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
 def _pack(spec: LayerSpec) -> int:
     """Value heads whose rows one program of prepare handles: narrow ones share it."""
     pack = 1
-    while 2 * pack * spec.d_v <= _ROW and spec.value_heads % (2 * pack) == 0:
+    while 2 * pack * spec.d_v <= _CHANNELS and spec.value_heads % (2 * pack) == 0:
         pack *= 2
     return pack
 

@@ -46,7 +46,7 @@ def spell_mixer(plan: TreePlan) -> dict[str, object]:
         "b_dims": spec.gate_dims("b"),
         # log decays of channels are formed by programs of their own
         "gate_arguments": tuple(n for n in mixer.arguments if n == "b" or not channel),
-        "gram_more": ", p_g, p_reach, parents" if channel else "",
+        "gram_more": ", p_rates, p_reach, parents" if channel else "",
         "gates": spec.gates,
         "keeps_rows": spec.keeps_rows,
         "gates_width": "2 * HV" if spec.gates == 2 else "HV",

@@ -12,7 +12,7 @@ from support.tiny_hybrids import TINY, build_tiny
 
 pytestmark = pytest.mark.gpu
 
-# releases that GPU machines still have: the norms fail on steps of two requests, families lack
+# releases that GPU machines still have lack families; their norms fail on steps of two requests
 NAMES = [
     name
     for name, tiny in TINY.items()
