@@ -1,4 +1,4 @@
-"""One SGLang engine in one mode: greedy tokens, accepted lengths, times and memory, as JSON.
+"""One SGLang engine in one mode: tokens, accepted lengths, times and memory, as JSON.
 
 An engine is a process of its own. Several may start together on one GPU; ``--peers`` makes each
 wait until all are up, and a lock then lets one measure at a time.
@@ -9,12 +9,13 @@ import fcntl
 import json
 import os
 import random
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from benchmarks.engine.measures import converse, measure_batch, measure_margins, sample
 
 __all__ = ["main"]
 
@@ -31,6 +32,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--margins", action="store_true", help="the two best log-probabilities")
+    parser.add_argument("--samples", type=int, default=0, help="answers at temperature 1")
+    parser.add_argument("--turns", type=int, default=0, help="of conversations, cache on")
+    parser.add_argument("--accept", type=float, help="accepted length that SGLang simulates")
     parser.add_argument("--peers", type=int, default=0, help="engines to wait for")
     parser.add_argument("--extra", default="{}", help="JSON of further engine arguments")
     return parser.parse_args()
@@ -43,7 +47,7 @@ def engine_arguments(options: argparse.Namespace, sizes: list[int]) -> dict[str,
         "attention_backend": "triton",
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
-        "disable_radix_cache": True,
+        "disable_radix_cache": options.turns == 0,
         "max_running_requests": options.requests,
         "cuda_graph_bs_decode": sorted({1, *sizes}),
         "disable_prefill_cuda_graph": True,
@@ -96,37 +100,12 @@ def alone(options: argparse.Namespace) -> Iterator[None]:
         yield
 
 
-def measure(engine: Any, prompts: list[list[int]], options: argparse.Namespace) -> dict[str, Any]:
-    """One batch size: the first run warms up, and its tokens must be those of the others."""
-    greedy = {"temperature": 0.0, "max_new_tokens": options.new_tokens, "ignore_eos": True}
-    walls: list[float] = []
-    tokens = None
-    for repeat in range(options.repeats + 1):
-        begin = time.perf_counter()
-        outs = engine.generate(input_ids=prompts, sampling_params=greedy)
-        if repeat:
-            walls.append(time.perf_counter() - begin)
-        found = [out["output_ids"] for out in outs]
-        same = tokens in (None, found)
-        tokens = found
-    meta = [out["meta_info"] for out in outs]
-    rounds = [m.get("spec_verify_ct") or options.new_tokens for m in meta]
-    lengths = [m.get("spec_accept_length") for m in meta]
-    return {
-        "batch": len(prompts),
-        "tokens_per_s": len(prompts) * options.new_tokens / statistics.median(walls),
-        "round_ms": [1e3 * wall / max(rounds) for wall in sorted(walls)],
-        "rounds": rounds,
-        "accepted": None if lengths[0] is None else sum(lengths) / len(lengths),
-        "repeatable": same,
-        "output_ids": tokens,
-    }
-
-
 def main() -> None:
     """Start, measure, write."""
     options = read_options()
     os.environ["BOLEGEN_ENABLE"] = "1" if options.plugin else "0"
+    if options.accept:
+        os.environ["SGLANG_SIMULATE_ACC_LEN"] = str(options.accept)
     import sglang
     import torch
     import triton
@@ -144,31 +123,34 @@ def main() -> None:
             "torch": torch.__version__,
             "triton": triton.__version__,
         },
+        "accept": options.accept,
         "start_s": time.monotonic() - begin,
-        "runs": [],
     }
     prompts = make_prompts(options.model, max(sizes))
     with alone(options):
-        record["runs"] = [measure(engine, prompts[:size], options) for size in sizes]
-        if options.margins:
-            greedy = {"temperature": 0.0, "max_new_tokens": options.new_tokens, "ignore_eos": True}
-            outs = engine.generate(
-                input_ids=prompts, sampling_params=greedy, return_logprob=True, top_logprobs_num=2
-            )
-            record["margins"] = [
-                {
-                    "output_ids": out["output_ids"],
-                    "lead": [t[0][0] - t[1][0] for t in out["meta_info"]["output_top_logprobs"]],
-                }
-                for out in outs
-            ]
-    state = engine.get_server_info()["internal_states"][0]
-    record["memory"] = state.get("memory_usage")
-    record["bolegen"] = state.get("bolegen")
-    options.out.write_text(json.dumps(record, default=str), "utf-8")
-    said = {k: v for k, v in record.items() if k not in ("runs", "margins")}
-    print(json.dumps(said, default=str), flush=True)
-    engine.shutdown()
+        record |= run(engine, prompts, sizes, options)
+        state = engine.get_server_info()["internal_states"][0]
+        for name, said in (("memory", "memory_usage"), ("bolegen", "bolegen"), ("probe", "probe")):
+            record[name] = state.get(said)
+        options.out.write_text(json.dumps(record, default=str), "utf-8")
+        engine.shutdown()
+
+
+def run(
+    engine: Any, prompts: list[list[int]], sizes: list[int], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Everything that was asked for."""
+    new = options.new_tokens
+    found: dict[str, Any] = {}
+    if options.turns:
+        found["talks"] = converse(engine, prompts, options.turns, new)
+        return found
+    found["runs"] = [measure_batch(engine, prompts[:n], new, options.repeats) for n in sizes]
+    if options.margins:
+        found["margins"] = measure_margins(engine, prompts, new)
+    if options.samples:
+        found["samples"] = sample(engine, prompts[:2], options.samples)
+    return found
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Beside the first file, plain decoding: equal tokens, ties, accepted lengths, times, memory.
+"""Beside the first file, plain decoding: equal tokens, ties, accepted lengths, laws, cache hits.
 
-Exits with 1 where the plugin's tokens leave plain decoding's at a clear lead while SGLang's own
-trees do not, or where its accepted lengths are not those of SGLang's own trees.
+Exits with 1 where the plugin's tokens leave plain decoding's at a clear lead, its accepted lengths
+or its cache's hits are not those of SGLang's own trees, or its samples follow another law.
 """
 
 import argparse
@@ -10,11 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 __all__ = ["main"]
 
 TIE = 0.25  # log-probabilities of bf16 logits lie on steps of up to this
 # ties change what is accepted: lengths may be off by this part of the engine's own
 LENGTHS = 0.1
+FEW = 5  # samples that a token needs to be counted by itself
+UNLIKELY = 1e-4
 
 
 def first_differences(base: dict[str, Any], run: dict[str, Any]) -> list[tuple[int, float]]:
@@ -36,15 +40,14 @@ def first_differences(base: dict[str, Any], run: dict[str, Any]) -> list[tuple[i
 
 
 def write_row(base: dict[str, Any], record: dict[str, Any], run: dict[str, Any]) -> str:
-    """One line of the table."""
+    """One line of the table of tokens."""
     differing = first_differences(base, run)
     said = " ".join(f"{at}:{lead:.3g}" for at, lead in differing)
     accepted = "-" if run["accepted"] is None else f"{run['accepted']:.2f}"
-    low, high = run["round_ms"][0], run["round_ms"][-1]
     count = len(run["output_ids"])
     return (
         f"| {record['label']} | {run['batch']} | {count - len(differing)}/{count} | {said or '-'} "
-        f"| {accepted} | {max(run['rounds'])} | {low:.2f}-{high:.2f} | {run['tokens_per_s']:.0f} |"
+        f"| {accepted} | {max(run['rounds'])} |"
     )
 
 
@@ -73,11 +76,73 @@ def find_faults(base: dict[str, Any], records: list[dict[str, Any]]) -> list[str
     return faults
 
 
+def compare_counts(one: dict[str, int], other: dict[str, int]) -> float:
+    """Chance of a chi-square as large if both were drawn by one law; rare tokens count as one."""
+    common = [t for t in one | other if one.get(t, 0) + other.get(t, 0) >= 2 * FEW]
+    table = torch.tensor([[drawn.get(t, 0) for t in common] for drawn in (one, other)]).double()
+    rest = torch.tensor([sum(one.values()), sum(other.values())]).double() - table.sum(1)
+    if rest.sum() >= 2 * FEW:
+        table = torch.cat([table, rest[:, None]], 1)
+    expected = table.sum(1, keepdim=True) * table.sum(0) / table.sum()
+    square = ((table - expected) ** 2 / expected).sum()
+    freedom = torch.tensor(table.shape[1] - 1.0, dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom / 2, square / 2)) if freedom else 1.0
+
+
+def compare_samples(base: dict[str, Any], record: dict[str, Any]) -> list[float]:
+    """That chance for each prompt and position, plain decoding against an engine."""
+    return [
+        compare_counts(want[at], got[at])
+        for want, got in zip(base["samples"], record["samples"], strict=True)
+        for at in want
+    ]
+
+
+def report_samples(base: dict[str, Any], records: list[dict[str, Any]]) -> list[str]:
+    """Print the chances; the faults of the plugin."""
+    faults = []
+    for record in (r for r in records if r.get("samples") and r is not base):
+        chances = compare_samples(base, record)
+        drawn = sum(record["samples"][0]["1"].values())
+        print(
+            f"{record['label']}: {len(chances)} laws of {drawn} samples each beside plain "
+            f"decoding's, chances {' '.join(f'{p:.2g}' for p in chances)}"
+        )
+        if record["plugin"] and min(chances) < UNLIKELY:
+            faults.append(f"{record['label']}: sampled by another law, chance {min(chances):.1g}")
+    return faults
+
+
+def report_talks(records: list[dict[str, Any]]) -> list[str]:
+    """Print what conversations found in the cache; a fault where the plugin's found less than
+    SGLang's own, over those that all engines answered alike.
+    """
+    base = [talk["output_ids"] for talk in records[0]["talks"]]
+    alike = [
+        i
+        for i, want in enumerate(base)
+        if all(r["talks"][i]["output_ids"] == want for r in records)
+    ]
+    found = {}
+    for record in records:
+        equal = sum(a["output_ids"] == b for a, b in zip(record["talks"], base, strict=True))
+        cached = [record["talks"][i]["cached"] for i in alike]
+        found[record["tree"] is not None, record["plugin"]] = sum(map(sum, cached))
+        turns = [sum(turn) for turn in zip(*cached, strict=True)]
+        print(
+            f"{record['label']}: {equal} of {len(base)} conversations equal to plain decoding's; "
+            f"tokens found cached by turn, over the {len(alike)} equal in all: {turns}"
+        )
+    if not alike:
+        return ["no conversation is equal in all engines"]
+    ours, own = found[True, True], found[True, False]
+    return [f"cached tokens: {ours} with the plugin, {own} without"] if ours < own else []
+
+
 def main() -> None:
     """Print the tables; exit 1 for a fault."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, help="plain decoding first")
-    parser.add_argument("--times-only", action="store_true", help="random weights: no faults")
     options = parser.parse_args()
     records = [json.loads(path.read_text("utf-8")) for path in options.files if path.exists()]
     missing = [str(path) for path in options.files if not path.exists()]
@@ -86,20 +151,22 @@ def main() -> None:
     if not records or records[0]["tree"]:
         sys.exit("bolegen: plain decoding has no result; see its log")
     print(json.dumps(records[0]["versions"]))
-    print(
-        "| engine | batch | equal to decoding | first other token: lead | accepted | rounds ",
-        end="",
-    )
-    print("| ms a round | tokens/s |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for record in records:
-        for run in record["runs"]:
-            print(write_row(records[0], record, run))
-    for record in records:
-        print(f"{record['label']}: {record['memory']} {record['bolegen'] or ''}")
-    faults = [] if options.times_only else find_faults(records[0], records)
+    faults = report_talks(records) if "talks" in records[0] else report_tokens(records)
     print("\n".join(faults) or "no faults")
     sys.exit(1 if faults or missing else 0)
+
+
+def report_tokens(records: list[dict[str, Any]]) -> list[str]:
+    """Print tokens, laws and memory; the faults of the plugin."""
+    base = records[0]
+    print("| engine | batch | equal to decoding | first other token: lead | accepted | rounds |")
+    print("| --- " * 6 + "|")
+    for record in records:
+        for run in record["runs"]:
+            print(write_row(base, record, run))
+    for record in records:
+        print(f"{record['label']}: {record['memory']}")
+    return find_faults(base, records) + report_samples(base, records)
 
 
 if __name__ == "__main__":

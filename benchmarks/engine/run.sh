@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
 # SGLang with and without the plugin on one GPU:
-#     bash benchmarks/engine/run.sh tokens|speed|capacity [PARTS]
-# tokens: MODEL (a trained hybrid with an MTP head) by plain decoding, SGLang's trees and ours, at once.
+#     bash benchmarks/engine/run.sh tokens|talks|faults|speed|capacity [PARTS]
+# tokens: MODEL (a trained hybrid with an MTP head) by plain decoding, SGLang's trees and ours, at once:
+#         greedy tokens, accepted lengths, and the law of SAMPLES answers at temperature 1.
 #         TREES (steps,topk,nodes ...) and NEW_TOKENS make it shorter.
-# speed: random weights at KERNEL_MODEL's shapes; engines start together and measure one by one.
+# talks: MODEL in conversations, prefix cache on.
+# faults: errors injected into allocation, verify and commit must stop the server.
+# speed: random weights at Qwen3.5-9B's shapes with KERNEL_MODEL's tokenizer; accepted lengths simulated,
+#        engines start together and measure one by one.
 # capacity: KV tokens of a server that takes all it can, without and with the plugin.
 # PARTS: a folder with a packed SGLang and its install_sglang.sh; without it SGLang must import.
 # Results, logs and compiler caches are left in $OUT (default: out/engine).
@@ -25,9 +29,10 @@ plugin="$home/plugin"
 mkdir -p "$plugin/bolegen-0.0.0.dist-info"
 ln -sfn "$root/bolegen" "$plugin/bolegen"
 ln -sfn "$root/runtime/bolegen_runtime" "$plugin/bolegen_runtime"
+ln -sfn "$root/benchmarks" "$plugin/benchmarks"
 printf 'Metadata-Version: 2.1\nName: bolegen\nVersion: 0.0.0\n' >"$plugin/bolegen-0.0.0.dist-info/METADATA"
-printf '[sglang.srt.plugins]\nbolegen = bolegen_runtime.sglang:register\n' \
-    >"$plugin/bolegen-0.0.0.dist-info/entry_points.txt"
+printf '[sglang.srt.plugins]\n%s\n%s\n' 'bolegen = bolegen_runtime.sglang:register' \
+    'bolegen_probe = benchmarks.engine.probe:register' >"$plugin/bolegen-0.0.0.dist-info/entry_points.txt"
 export PYTHONPATH="$plugin${PYTHONPATH:+:$PYTHONPATH}"
 export BOLEGEN_CACHE_DIR="$home/cache/bolegen"
 export HOST_IP=127.0.0.1 SGLANG_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo
@@ -37,9 +42,11 @@ mkdir -p "$results"
 drive() { # LABEL ARGUMENTS...
     label="$1"
     shift
+    began=$SECONDS
     timeout -k 5 "${LIMIT:-520}" python3 "$root/benchmarks/engine/drive.py" --out "$results/$label.json" "$@" \
         >"$results/$label.log" 2>&1 </dev/null
     rc=$?
+    echo $rc $((SECONDS - began)) >"$results/$label.rc"
     touch "$results/$label.ready" # nobody waits for one that failed
     echo "== $label: exit $rc"
     grep -hoE 'Mamba Cache is allocated.*|bolegen (verifies|has nothing).*|max_total_num_tokens=[0-9]+' \
@@ -49,30 +56,66 @@ drive() { # LABEL ARGUMENTS...
 case "$what" in
 tokens)
     share='{"mem_fraction_static": 0.6, "max_total_tokens": 32768}'
-    common=(--model "$MODEL" --new-tokens "${NEW_TOKENS:-1100}" --batch 1,4,8 --extra "$share")
+    common=(--model "$MODEL" --new-tokens "${NEW_TOKENS:-1100}" --batch 1,4,8 --extra "$share" --samples "${SAMPLES:-3000}")
     drive ar "${common[@]}" --margins &
     trees="${TREES:-4,3,16 6,4,32 ngram,4,16}"
     for tree in $trees; do
         drive "stock-$tree" "${common[@]}" --tree "$tree" &
         drive "ours-$tree" "${common[@]}" --tree "$tree" --plugin &
     done
+    # a chain's accepted length, to set beside the trees'
+    drive stock-4,1,5 "${common[@]}" --tree 4,1,5 &
     wait
     files=("$results/ar.json")
     for tree in $trees; do files+=("$results/stock-$tree.json" "$results/ours-$tree.json"); done
+    files+=("$results/stock-4,1,5.json")
     python3 "$root/benchmarks/engine/report.py" "${files[@]}"
     ;;
-speed)
-    share='{"mem_fraction_static": 0.85, "max_total_tokens": 16384, "load_format": "dummy", "sleep_on_idle": true}'
-    common=(--model "$KERNEL_MODEL" --new-tokens 96 --batch 1,8,16 --requests 16 --repeats 5 --peers 7 --extra "$share")
+talks)
+    share='{"mem_fraction_static": 0.6, "max_total_tokens": 65536, "max_mamba_cache_size": 96}'
+    common=(--model "$MODEL" --new-tokens 300 --batch 8 --turns 4 --extra "$share")
     drive ar "${common[@]}" &
-    files=("$results/ar.json")
-    for tree in 4,3,16 6,4,40 8,4,64; do
-        drive "stock-$tree" "${common[@]}" --tree "$tree" &
-        drive "ours-$tree" "${common[@]}" --tree "$tree" --plugin &
-        files+=("$results/stock-$tree.json" "$results/ours-$tree.json")
+    drive stock "${common[@]}" --tree 4,3,16 &
+    drive ours "${common[@]}" --tree 4,3,16 --plugin &
+    wait
+    python3 "$root/benchmarks/engine/report.py" "$results"/{ar,stock,ours}.json
+    ;;
+faults)
+    share='{"mem_fraction_static": 0.6, "max_total_tokens": 32768, "disable_decode_cuda_graph": true}'
+    for fault in allocate:1 verify:40 commit:10; do
+        BOLEGEN_FAULT=$fault drive "fault-${fault%:*}" --model "$MODEL" --new-tokens 200 --batch 4 --tree 4,3,16 --plugin \
+            --extra "$share" >/dev/null &
     done
     wait
-    python3 "$root/benchmarks/engine/report.py" --times-only "${files[@]}"
+    for name in allocate verify commit; do
+        read -r rc seconds <"$results/fault-$name.rc"
+        said=$(grep -ho "injected fault: $name.*" "$results/fault-$name.log" | head -1)
+        echo "$name: exit $rc after $seconds s, log: $said"
+        # it stopped by itself, said why, and answered nothing
+        [ -n "$said" ] && [ "$rc" -ne 0 ] && [ "$seconds" -lt "${LIMIT:-520}" ] &&
+            [ ! -e "$results/fault-$name.json" ] || failed=1
+    done
+    [ -z "${failed:-}" ]
+    ;;
+speed)
+    python3 "$root/benchmarks/engine/shapes.py" "$KERNEL_MODEL" "$home/m_9b"
+    share='{"mem_fraction_static": 0.97, "max_total_tokens": 16384, "load_format": "dummy", "sleep_on_idle": true}'
+    common=(--model "$home/m_9b" --new-tokens 200 --batch 1,4,8,16 --requests 16 --repeats 5 --extra "$share")
+    both() { # TREE ACCEPTED PEERS
+        drive "stock-$1" "${common[@]}" --tree "$1" --accept "$2" --peers "$3" &
+        drive "ours-$1" "${common[@]}" --tree "$1" --accept "$2" --peers "$3" --plugin &
+    }
+    # accepted lengths are those that `tokens` measured at batch 8; in two waves, to fit into memory
+    drive ar "${common[@]}" --peers 5 &
+    both 4,3,16 4.3 5
+    both 6,4,40 5.6 5
+    wait
+    drive stock-4,1,5 "${common[@]}" --tree 4,1,5 --accept 4.0 --peers 8 &
+    both 8,4,64 5.6 8
+    wait
+    files=("$results/ar.json" "$results/stock-4,1,5.json")
+    for tree in 4,3,16 6,4,40 8,4,64; do files+=("$results/stock-$tree.json" "$results/ours-$tree.json"); done
+    python3 "$root/benchmarks/engine/speed.py" "${files[@]}"
     ;;
 capacity)
     alone='{"mem_fraction_static": 0.5, "load_format": "dummy", "disable_decode_cuda_graph": true}'
@@ -81,7 +124,7 @@ capacity)
     LIMIT=250 drive ours "${common[@]}" --plugin
     ;;
 *)
-    echo "run.sh: expected tokens, speed or capacity, got $what" >&2
+    echo "run.sh: expected tokens, talks, faults, speed or capacity, got $what" >&2
     exit 2
     ;;
 esac

@@ -1,0 +1,105 @@
+"""The judges of the engine's runs: each must pass what is right and see what is wrong."""
+
+import json
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.engine import report, shapes, speed
+
+TOKENS = [[5, 6, 7, 8], [1, 2, 3, 4]]
+
+
+def draw(rate: float, seed: int, count: int = 3000) -> dict[str, int]:
+    numbers = random.Random(seed)
+    return Counter(str(int(numbers.expovariate(rate))) for _ in range(count))
+
+
+def engine(tree: str | None, plugin: bool, **said: Any) -> dict[str, Any]:
+    run = {"batch": 2, "output_ids": TOKENS, "accepted": 2.0, "rounds": [2, 2]}
+    label = ("ours" if plugin else "stock") if tree else "ar"
+    return {"label": label, "tree": tree, "plugin": plugin, "memory": {}, "runs": [run]} | said
+
+
+def changed(record: dict[str, Any], **said: Any) -> dict[str, Any]:
+    return record | {"runs": [record["runs"][0] | said]}
+
+
+def test_samples_of_one_law_pass_and_of_another_do_not() -> None:
+    chances = [report.compare_counts(draw(0.2, i), draw(0.2, 1000 + i)) for i in range(40)]
+    assert min(chances) > report.UNLIKELY
+    assert 0.3 < sum(chances) / len(chances) < 0.7
+    assert report.compare_counts(draw(0.2, 0), draw(0.3, 1)) < report.UNLIKELY
+    base, ours = engine(None, False), engine("4,3,16", True)
+    base["samples"], ours["samples"] = [{"1": draw(0.2, 0)}], [{"1": draw(0.3, 1)}]
+    assert "another law" in report.report_samples(base, [base, ours])[0]
+
+
+def test_tokens_may_leave_decoding_at_a_tie_alone() -> None:
+    leads = [{"output_ids": ids, "lead": [2.0, 2.0, 0.0, 2.0]} for ids in TOKENS]
+    base, stock = engine(None, False, margins=leads), engine("4,3,16", False)
+    ours = engine("4,3,16", True)
+    at_tie = changed(ours, output_ids=[[5, 6, 0, 0], TOKENS[1]])
+    clear = changed(ours, output_ids=[[5, 0, 0, 0], TOKENS[1]])
+    assert not report.find_faults(base, [base, stock, ours])
+    assert not report.find_faults(base, [base, stock, at_tie])
+    assert "leads lost" in report.find_faults(base, [base, stock, clear])[0]
+    slow = changed(ours, accepted=1.5)
+    assert "accepted length" in report.find_faults(base, [base, stock, slow])[0]
+
+
+def test_conversations_must_find_in_the_cache_what_the_engine_finds() -> None:
+    def talk(cached: int, tail: int = 0) -> list[dict[str, Any]]:
+        return [{"cached": [0, cached], "output_ids": [[1], [2]]},
+                {"cached": [0, 64], "output_ids": [[1], [tail]]}]  # fmt: skip
+
+    base, stock = engine(None, False, talks=talk(64)), engine("4,3,16", False, talks=talk(64))
+    ours = engine("4,3,16", True, talks=talk(64, tail=9))
+    assert report.report_talks([base, stock, ours]) == []
+    ours["talks"] = talk(0)
+    assert "cached tokens" in report.report_talks([base, stock, ours])[0]
+
+
+def timed(tree: str | None, plugin: bool, ms: float, us: float) -> dict[str, Any]:
+    call = {"device": [us, us, us], "host": 9.0, "calls": 50}
+    probe = {what: {"2": call} for what in ("verify", "commit")}
+    run = {"batch": 2, "round_ms": [ms, ms, ms], "tokens_per_s": 2000 / ms}
+    return engine(tree, plugin, probe=probe, runs=[run], versions={})
+
+
+@pytest.mark.parametrize(("ms", "us", "code"), [(4, 90, 0), (6, 90, 1), (4, 110, 1)])
+def test_a_slower_round_or_verify_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ms: float, us: float, code: int
+) -> None:
+    files = []
+    for record in (
+        timed(None, False, 2, 0),
+        timed("4,3,16", False, 5, 100),
+        timed("4,3,16", True, ms, us),
+    ):
+        files.append(tmp_path / f"{record['label']}.json")
+        files[-1].write_text(json.dumps(record))
+    monkeypatch.setattr(sys, "argv", ["speed.py", *map(str, files)])
+    with pytest.raises(SystemExit) as stopped:
+        speed.main()
+    assert stopped.value.code == code
+
+
+def test_a_model_of_other_shapes_keeps_the_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, folder = tmp_path / "from", tmp_path / "to"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps({"vocab_size": 7, "hidden_size": 2}))
+    (source / "tokenizer.json").write_text("{}")
+    (source / "model.safetensors.index.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["shapes.py", str(source), str(folder)])
+    shapes.main()
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "tokenizer.json"]
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["vocab_size"], config["hidden_size"]) == (7, 4096)
+    assert len(config["layer_types"]) == config["num_hidden_layers"]
