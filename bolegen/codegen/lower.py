@@ -6,7 +6,13 @@ from bolegen.codegen.buffers import spell_memory
 from bolegen.codegen.cut import UNROLLED, cut_tiles, power, tiles_of
 from bolegen.codegen.mix import spell_mixer
 from bolegen.codegen.signatures import kernels_of
-from bolegen.codegen.tables import spell_parents, spell_positions, spell_table
+from bolegen.codegen.tables import (
+    list_tables,
+    reads_tree,
+    spell_parents,
+    spell_positions,
+    spell_table,
+)
 from bolegen.ir import Decay, DType, KernelModule, LayerSpec, TreePlan, slug
 
 __all__ = ["lower_plan", "module_name"]
@@ -185,12 +191,18 @@ def _topology(plan: TreePlan) -> dict[str, object]:
         "parent_of": partial(str.format, "_parent(parents, {})"),
     }
     if tree.parents is None or plan.spans is None:
-        return common | {"row_at": str, "row_of": str, "node_of": str, "places": None}
+        free = {"row_at": str, "row_of": str, "place_of": str, "node_of": str, "places": None}
+        return common | free | {"tables": None}
     places, rows, positions = _places(plan)
-    moved = places != list(range(tree.nodes))
+    moved, read = places != list(range(tree.nodes)), reads_tree(plan)
+    row_of = partial(str.format, "_row_of({})") if moved else str
     return common | {
+        "tables": list_tables(plan) if read else None,
+        "place_of": partial(str.format, "tl.load(parents + T + {0}, mask={0} < T, other=0)")
+        if read
+        else row_of,
         "row_at": partial(str.format, "_row_at({})"),
-        "row_of": partial(str.format, "_row_of({})") if moved else str,
+        "row_of": row_of,
         "node_of": partial(str.format, "_node_of({})") if moved else str,
         "places": rows if moved else None,
         "parent_lines": spell_parents(tree.parents),

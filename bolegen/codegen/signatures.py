@@ -1,6 +1,7 @@
 """Argument types of every kernel, for the ahead-of-time build; templates hold the same names."""
 
 from bolegen.codegen.buffers import decay_planes
+from bolegen.codegen.tables import reads_tree
 from bolegen.ir import Decay, Kernel, Param, TreePlan
 
 __all__ = ["kernels_of"]
@@ -56,6 +57,11 @@ def _given(plan: TreePlan, kind: str, name: str) -> tuple[Param, ...]:
     return _absent(name) if plan.tree.is_static else _pointers(kind, name)
 
 
+def _known(plan: TreePlan, name: str) -> tuple[Param, ...]:
+    """The topology: of each row at run time, or of a static tree that is read from memory."""
+    return _pointers("*i32", name) if reads_tree(plan) else _given(plan, "*i32", name)
+
+
 def _trace(plan: TreePlan) -> tuple[Param, ...]:
     static = plan.tree.is_static
     nodes = () if static else (Param("nodes", "i32", aligned=False),)
@@ -85,7 +91,7 @@ def _prepare(plan: TreePlan) -> tuple[Param, ...]:
         *_where(x, window=mixer.convolved),
         *_pointers("*i64", "slots"),
         *_pointers("*i8", "live"),
-        *_given(plan, "*i32", "parents"),
+        *_known(plan, "parents"),
         *(_absent(*_PENDING[:4]) if mixer.convolved else ()),
         *_pointers(x, "qkv"),
         *_where(x, rows=mixer.convolved, kept=mixer.convolved and replay),
@@ -201,7 +207,7 @@ def _scratch(plan: TreePlan) -> tuple[Param, ...]:
         *_where("*fp32", vectors=mixer.unit_keys, decays=planes),
         *(() if mixer.decay is not Decay.CHANNEL else _pointers("*fp32", "rates")),
         *(() if mixer.decay is not Decay.CHANNEL else _pointers("*i32", "parents")),
-        *_given(plan, "*i32", "ancestors"),
+        *_known(plan, "ancestors"),
         *_where("*fp32", products=mixer.delta),
         *_pointers(_readout(plan), "readout"),
         *_where("*fp32", inverse=mixer.delta and not replay),

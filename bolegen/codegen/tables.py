@@ -2,10 +2,30 @@
 
 from collections.abc import Sequence
 
-__all__ = ["spell_parents", "spell_positions", "spell_table"]
+from bolegen.ir import TreePlan
+
+__all__ = ["list_tables", "reads_tree", "spell_parents", "spell_positions", "spell_table"]
 
 _WORD = 32
 _MOST_RUNS = 4
+
+
+def reads_tree(plan: TreePlan) -> bool:
+    """Whether kernels that ask for many nodes at once read the static tree from memory: where it
+    is not regular and takes more than a word a bit, selects cost more than what they serve.
+    """
+    parents = plan.tree.parents or ()
+    return len(parents) > _WORD and _quotient(parents) is None
+
+
+def list_tables(plan: TreePlan) -> list[list[int]]:
+    """What is read: parents of nodes, their rows of scratch; by row, preorder number of the node
+    and the last one below it.
+    """
+    places, spans = plan.places, plan.spans or ()
+    rows = sorted(range(len(places)), key=places.__getitem__)
+    first, last = ([spans[node][i] for node in places] for i in (0, 1))
+    return [[max(parent, 0) for parent in plan.tree.parents or ()], rows, first, last]
 
 
 def spell_table(values: Sequence[int], index: str = "i") -> list[str]:
@@ -28,10 +48,18 @@ def spell_table(values: Sequence[int], index: str = "i") -> list[str]:
 
 def spell_parents(parents: Sequence[int]) -> list[str]:
     """Lines that return the parent of node i > 0: a quotient where the tree is that regular."""
+    width = _quotient(parents)
+    if width is not None:
+        return ["return i - 1" if width == 1 else f"return (i - 1) // {width}"]
+    return spell_table([max(p, 0) for p in parents])
+
+
+def _quotient(parents: Sequence[int]) -> int | None:
+    """The w of a tree in which the parent of i is (i - 1) // w."""
     for width in range(1, len(parents)):
         if all(parents[i] == (i - 1) // width for i in range(1, len(parents))):
-            return ["return i - 1" if width == 1 else f"return (i - 1) // {width}"]
-    return spell_table([max(p, 0) for p in parents])
+            return width
+    return None
 
 
 def spell_positions(nodes: Sequence[int], padding: int) -> list[str]:

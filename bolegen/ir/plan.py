@@ -11,6 +11,8 @@ from bolegen.ir.tree import TreeTemplate
 __all__ = ["Block", "Precision", "Solver", "Tiling", "TreePlan", "plan_tree"]
 
 
+_ROW = 16  # smallest side of a tensor-core product
+_NODE_TILE = 64  # most nodes that solve handles at once
 _DEEPEST_PKU = 16  # of write gates up to 2: the entries of (I + G)^-1 hardly fall with distance
 
 
@@ -130,14 +132,37 @@ class TreePlan:
 
     @property
     def any_may_have_columns(self) -> bool:
-        """Whether nodes with descendants are not told from leaves: at run time, and where channels
-        decay in trees of many of them, so that each row goes up its path once for all columns, or
-        of none, where it would not go at all.
+        """Whether nodes with descendants are not told from leaves: at run time, and in a tree of
+        many of them where columns hold every leaf as well, so that no node need move, or where
+        channels decay, so that each row goes up its path once for all columns. With channels
+        also where none has descendants, and no row would go up at all.
         """
         if not self.tree.is_static:
             return True
         inner, channel = len(self.tree.internal), self.spec.mixer.decay is Decay.CHANNEL
-        return channel and (inner == 0 or (self.solver is Solver.SUBSTITUTION and inner > 16))
+        if inner > _ROW and self._splits_columns:
+            return channel or self.column_nodes >= self.tree.nodes
+        return channel and inner == 0
+
+    @property
+    def column_nodes(self) -> int:
+        """Nodes that are given columns in a static tree: those with descendants, then leaves, up
+        to a multiple of 16 if that saves rows, to a whole node tile of solve if it costs none.
+        """
+        nodes, count = self.tree.nodes, len(self.tree.internal)
+        room = -count % _ROW
+        if _padded(nodes - count - room) < _padded(nodes - count):
+            count += room
+        tile = 1 << (_padded(count) - 1).bit_length()
+        if self._splits_columns and _padded(count) < tile <= _NODE_TILE:
+            rows = _padded(count) + _padded(nodes - count)
+            count = tile if tile + _padded(nodes - tile) <= rows else count
+        return min(count, nodes)
+
+    @property
+    def _splits_columns(self) -> bool:
+        """Whether any number of columns will do: blocks are substituted, or nothing is solved."""
+        return self.solver is Solver.SUBSTITUTION or not self.spec.mixer.delta
 
     @property
     def reach_terms(self) -> int:
@@ -217,6 +242,10 @@ def plan_tree(
         solver=solver or Solver.HORNER,
         solver_is_chosen=solver is not None,
     )
+
+
+def _padded(count: int) -> int:
+    return -(-max(count, 0) // _ROW) * _ROW
 
 
 def _number_spans(tree: TreeTemplate) -> tuple[tuple[int, int], ...]:

@@ -61,10 +61,13 @@ for _mixer in OTHERS:
     _spec, _pku = replace(SMALL, mixer=_mixer, conv=2), LayerSpec(mixer=_mixer, factors="pku")
     SPREAD[f"{_mixer.name}-static"] = {"template": "(2,2)", "spec": _spec}
     SPREAD[f"{_mixer.name}-runtime"] = {"template": "any:64", "depth": 8, "spec": _pku}
-# drafted trees, whose nodes with descendants are moved to the front
-EAGLE = "parents:" + str(list(tree_parents("eagle64"))).replace(" ", "")
-for _mixer in (GDN, KDA):
+# drafted trees: of 64 nodes in place, of 128 those with descendants moved to the front
+EAGLE, EAGLE_128 = (
+    "parents:" + str(list(tree_parents(f"eagle{nodes}"))).replace(" ", "") for nodes in (64, 128)
+)
+for _mixer in (GDN, KDA, MAMBA2):
     SPREAD[f"{_mixer.name}-drafted"] = {"template": EAGLE, "spec": LayerSpec(_mixer)}
+SPREAD["gdn-drafted-128"] = {"template": EAGLE_128}
 SPREAD["mamba2-long"] = {"template": LONG, "spec": replace(SMALL, mixer=MAMBA2, dtype=DType.FP32)}
 SPREAD["lightning-root"] = {"template": "chain:0", "spec": LayerSpec(LIGHTNING, factors="pku")}
 
@@ -307,6 +310,19 @@ def test_u_is_not_stored_where_write_gates_of_two_would_spoil_it(template: str) 
         plan_template(template, spec, depth=17)
     assert plan_template("chain:16", spec).steps == 16
     assert plan_template(template, LayerSpec(GDN_NEG), depth=17).depth == 17
+
+
+@pytest.mark.parametrize("mixer", ["gdn", "gdn_neg", "deltanet", "mamba2", "lightning"])
+def test_a_static_tree_has_no_more_node_tiles_than_a_topology_at_run_time(mixer: str) -> None:
+    spec = LayerSpec(MIXERS[mixer])
+    static, runtime = plan_template(EAGLE, spec), plan_template("any:64", spec, depth=8)
+    assert len(static.tree.internal) == 35
+    assert static.places == tuple(range(64))
+    tiles, others = cut_tiles(static)["tiles"], cut_tiles(runtime)["tiles"]
+    assert [(t["start"], t["rows"]) for t in tiles] == [(t["start"], t["rows"]) for t in others]
+    # what its leaves do not fill stays apart
+    assert plan_template("(3,3,3)", spec).column_count == 16
+    assert plan_template(EAGLE_128, spec).column_count == 64
 
 
 def test_many_column_blocks_run_in_loops() -> None:

@@ -152,6 +152,28 @@ def test_node_counts_off_and_on_tiles(nodes: int) -> None:
         play(m, make_round(m, batch=1, trees=[tree]), [nodes - 1]).assert_within()
 
 
+# columns that leaves fill, all nodes in place or the first 64 moved there; two parts, moved
+FILLED = {60: (33, 48), 76: (33, 48), 44: (17, 28)}
+
+
+@pytest.mark.parametrize(
+    ("mixer", "nodes"),
+    [(mixer, 60) for mixer in MIXERS if mixer != "kda_bounded"]
+    + [("gdn", 76), ("mamba2", 76), ("gdn", 44), ("kda", 44)],
+)
+def test_trees_of_many_inner_nodes(mixer: str, nodes: int) -> None:
+    tree = grow(nodes, depth=8, seed=nodes)
+    least, most = FILLED[nodes]
+    assert least <= len(TreeTemplate.from_parents(tree).internal) <= most
+    # moved rows that verify_qkv was given are found again by commit
+    m = build(spell(tree), mixer=mixer, factors="replay" if nodes > 60 else "pku")
+    r = make_round(m, batch=2, slots=3)
+    live = [prune(tree, seed) for seed in (1, 2)]
+    r.live = torch.tensor(live)
+    last = [deepest(tree, part) for part in live]
+    play(m, r, last, convolved=nodes > 60).assert_within()
+
+
 def test_nodes_of_several_tiles_where_nothing_is_solved() -> None:
     # C of 70 nodes in tiles of 64 that solve reads whole, zeros above the diagonal included
     m = build("any:70", depth=9, value_heads=1, dtype=DType.FP32, factors="pku", mixer="lightning")

@@ -54,12 +54,8 @@ def _groups(plan: TreePlan) -> list[tuple[int, ...]]:
         levels = tree.levels
         by_level = [[n for n in order if levels[n] == d] for d in range(tree.depth + 1)]
         return [group for nodes in by_level for group in _cut(nodes, largest)]
-    inner = len(tree.internal)
-    # leaves may fill the last block with columns, if that saves a row of tiles
-    room = -inner % _ROW
-    if _padded(tree.nodes - inner - room) < _padded(tree.nodes - inner):
-        inner += room
-    return _cut(order[:inner], largest) + _cut(order[inner:], 64)
+    count = plan.column_nodes
+    return _cut(order[:count], largest) + _cut(order[count:], 64)
 
 
 def _largest(plan: TreePlan) -> int:
@@ -89,7 +85,10 @@ def _cut(nodes: Sequence[int], largest: int) -> list[tuple[int, ...]]:
 
 def _has_columns(plan: TreePlan, nodes: Sequence[int]) -> bool:
     """Whether a node of the group has descendants, or is treated so."""
-    return plan.any_may_have_columns or any(plan.tree.children[n] for n in nodes if n >= 0)
+    if plan.any_may_have_columns:
+        return True
+    treated = () if plan.solver is Solver.LEVELS else plan.order[: plan.column_nodes]
+    return any(n in treated or plan.tree.children[n] for n in nodes if n >= 0)
 
 
 def _block(plan: TreePlan, start: int, nodes: tuple[int, ...]) -> Block:
