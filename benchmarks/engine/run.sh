@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SGLang with and without the plugin on one GPU:
-#     bash benchmarks/engine/run.sh tokens|talks|faults|speed|capacity [PARTS]
+#     bash benchmarks/engine/run.sh tokens|talks|faults|kit|speed|capacity [PARTS]
 # tokens: MODEL (a trained hybrid with an MTP head) by plain decoding, SGLang's trees and ours, at once:
 #         greedy tokens, accepted lengths, and the law of SAMPLES answers at temperature 1.
 #         TREES (steps,topk,nodes ...) and NEW_TOKENS make it shorter.
 # talks: MODEL in conversations, prefix cache on.
 # faults: errors injected into allocation, verify and commit must stop the server.
+# kit: SGLang's own attention test kit, without and with the plugin; KIT: a folder with its test folder.
 # speed: random weights at Qwen3.5-9B's shapes with KERNEL_MODEL's tokenizer; accepted lengths simulated,
 #        engines start together and measure one by one.
 # capacity: KV tokens of a server that takes all it can, without and with the plugin.
@@ -97,6 +98,21 @@ faults)
     done
     [ -z "${failed:-}" ]
     ;;
+kit)
+    failed=0
+    for mode in stock ours; do
+        flag=()
+        [ $mode = ours ] && flag=(--plugin)
+        (cd "$root" && PYTHONPATH="$root:$PYTHONPATH" timeout -k 5 "${LIMIT:-250}" python3 -m benchmarks.engine.kit \
+            ${KIT:+--kit "$KIT"} --out "$results/$mode.json" "${flag[@]}") >"$results/$mode.log" 2>&1 &
+    done
+    wait
+    for mode in stock ours; do
+        grep '^{' "$results/$mode.log" || tail -25 "$results/$mode.log"
+        tail -1 "$results/$mode.log" | grep -q '"failed": 0}' || failed=1
+    done
+    [ $failed -eq 0 ]
+    ;;
 speed)
     python3 "$root/benchmarks/engine/shapes.py" "$KERNEL_MODEL" "$home/m_9b"
     share='{"mem_fraction_static": 0.97, "max_total_tokens": 16384, "load_format": "dummy", "sleep_on_idle": true}'
@@ -124,7 +140,7 @@ capacity)
     LIMIT=250 drive ours "${common[@]}" --plugin
     ;;
 *)
-    echo "run.sh: expected tokens, talks, faults, speed or capacity, got $what" >&2
+    echo "run.sh: expected tokens, talks, faults, kit, speed or capacity, got $what" >&2
     exit 2
     ;;
 esac

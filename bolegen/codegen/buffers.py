@@ -149,9 +149,6 @@ def _scratch_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
              says=f"[B, Hv, {plan.reach_terms}, T, 2, dk]: P o K, P o Q "
              + ("float32", "in two bf16 terms")[plan.reach_terms - 1])]
         * (mixer.decay is Decay.CHANNEL),
-        *[of("tree", dims=(2, nodes), per_row=False, element=_INT,
-             says="[2, T] int32: parents of nodes, and their rows of scratch")]
-        * (mixer.decay is Decay.CHANNEL and plan.tree.is_static),
         of("ancestors", dims=(tiles_of(nodes, 32), nodes), element=_INT,
            exists=not plan.tree.is_static, says="[B, T/32, T] int32: a bit a node"),
     )  # fmt: skip

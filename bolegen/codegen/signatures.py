@@ -100,7 +100,6 @@ def _prepare(plan: TreePlan) -> tuple[Param, ...]:
         *_where(
             "*fp32", keys=not replay, vectors=mixer.unit_keys, decays=bool(decay_planes(plan))
         ),
-        *_tree(plan),
         *_strides(*strides),
         *(Param(f"stride_{s}", "i32", aligned=False) for s in gate_strides),
         *_strides("slot"),
@@ -219,11 +218,6 @@ def _scratch(plan: TreePlan) -> tuple[Param, ...]:
 def _rates(plan: TreePlan) -> tuple[Param, ...]:
     kept = plan.spec.mixer.decay in (Decay.CONSTANT, Decay.CHANNEL)
     return _pointers("*fp32", "rates") if kept else ()
-
-
-def _tree(plan: TreePlan) -> tuple[Param, ...]:
-    walked = plan.spec.mixer.decay is Decay.CHANNEL and plan.tree.is_static
-    return _pointers("*i32", "tree") if walked else ()
 
 
 def _reach(plan: TreePlan) -> tuple[Param, ...]:
