@@ -125,10 +125,11 @@ def main() -> None:
     for line, problem in zip(said, problems, strict=True):
         print(json.dumps({"ok": problem is None, "problem": problem, **line}), flush=True)
     device = torch.cuda.get_device_name() if options.device == "cuda" else options.device
-    head = {
-        "plugin": options.plugin, "device": device, "sglang": sglang.__version__,
-        "torch": torch.__version__, "triton": triton.__version__,
+    versions = {
+        "device": device, "sglang": sglang.__version__, "torch": torch.__version__,
+        "triton": triton.__version__,
     }  # fmt: skip
+    head = {"plugin": options.plugin, "versions": versions}
     options.out.write_text(json.dumps({**head, "cases": said}) + "\n", "utf-8")
     failed = sum(problem is not None for problem in problems)
     print(json.dumps({**head, "cases": len(said), "failed": failed}))

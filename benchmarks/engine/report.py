@@ -12,13 +12,17 @@ from typing import Any
 
 import torch
 
-__all__ = ["main"]
+from benchmarks.engine.records import read_records
+from benchmarks.pages import table
+
+__all__ = ["TOKENS", "find_cached", "list_tokens", "main", "sample_chances"]
 
 TIE = 0.25  # log-probabilities of bf16 logits lie on steps of up to this
 # ties change what is accepted: lengths may be off by this part of the engine's own
 LENGTHS = 0.1
 FEW = 5  # samples that a token needs to be counted by itself
 UNLIKELY = 1e-4
+TOKENS = ["engine", "batch", "equal to decoding", "first other token: lead", "accepted", "rounds"]
 
 
 def first_differences(base: dict[str, Any], run: dict[str, Any]) -> list[tuple[int, float]]:
@@ -39,16 +43,19 @@ def first_differences(base: dict[str, Any], run: dict[str, Any]) -> list[tuple[i
     return found
 
 
-def write_row(base: dict[str, Any], record: dict[str, Any], run: dict[str, Any]) -> str:
-    """One line of the table of tokens."""
-    differing = first_differences(base, run)
-    said = " ".join(f"{at}:{lead:.3g}" for at, lead in differing)
-    accepted = "-" if run["accepted"] is None else f"{run['accepted']:.2f}"
-    count = len(run["output_ids"])
-    return (
-        f"| {record['label']} | {run['batch']} | {count - len(differing)}/{count} | {said or '-'} "
-        f"| {accepted} | {max(run['rounds'])} |"
-    )
+def list_tokens(records: list[dict[str, Any]]) -> list[list[str]]:
+    """Rows under TOKENS, plain decoding first."""
+    rows = []
+    for record in records:
+        for run in record["runs"]:
+            differing = first_differences(records[0], run)
+            said = " ".join(f"{at}:{lead:.3g}" for at, lead in differing)
+            accepted = "-" if run["accepted"] is None else f"{run['accepted']:.2f}"
+            count = len(run["output_ids"])
+            equal = f"{count - len(differing)}/{count}"
+            rounds = str(max(run["rounds"]))
+            rows.append([record["label"], str(run["batch"]), equal, said or "-", accepted, rounds])
+    return rows
 
 
 def find_faults(base: dict[str, Any], records: list[dict[str, Any]]) -> list[str]:
@@ -89,7 +96,7 @@ def compare_counts(one: dict[str, int], other: dict[str, int]) -> float:
     return float(torch.special.gammaincc(freedom / 2, square / 2)) if freedom else 1.0
 
 
-def compare_samples(base: dict[str, Any], record: dict[str, Any]) -> list[float]:
+def sample_chances(base: dict[str, Any], record: dict[str, Any]) -> list[float]:
     """That chance for each prompt and position, plain decoding against an engine."""
     return [
         compare_counts(want[at], got[at])
@@ -102,7 +109,7 @@ def report_samples(base: dict[str, Any], records: list[dict[str, Any]]) -> list[
     """Print the chances; the faults of the plugin."""
     faults = []
     for record in (r for r in records if r.get("samples") and r is not base):
-        chances = compare_samples(base, record)
+        chances = sample_chances(base, record)
         drawn = sum(record["samples"][0]["1"].values())
         print(
             f"{record['label']}: {len(chances)} laws of {drawn} samples each beside plain "
@@ -113,9 +120,9 @@ def report_samples(base: dict[str, Any], records: list[dict[str, Any]]) -> list[
     return faults
 
 
-def report_talks(records: list[dict[str, Any]]) -> list[str]:
-    """Print what conversations found in the cache; a fault where the plugin's found less than
-    SGLang's own, over those that all engines answered alike.
+def find_cached(records: list[dict[str, Any]]) -> tuple[list[int], list[list[int]]]:
+    """Conversations that all engines answered alike; of those, for each engine, the tokens that a
+    turn found in the cache.
     """
     base = [talk["output_ids"] for talk in records[0]["talks"]]
     alike = [
@@ -123,19 +130,26 @@ def report_talks(records: list[dict[str, Any]]) -> list[str]:
         for i, want in enumerate(base)
         if all(r["talks"][i]["output_ids"] == want for r in records)
     ]
-    found = {}
-    for record in records:
-        equal = sum(a["output_ids"] == b for a, b in zip(record["talks"], base, strict=True))
-        cached = [record["talks"][i]["cached"] for i in alike]
-        found[record["tree"] is not None, record["plugin"]] = sum(map(sum, cached))
-        turns = [sum(turn) for turn in zip(*cached, strict=True)]
+    turns = range(len(records[0]["talks"][0]["cached"]))
+    return alike, [
+        [sum(record["talks"][i]["cached"][turn] for i in alike) for turn in turns]
+        for record in records
+    ]
+
+
+def report_talks(records: list[dict[str, Any]]) -> list[str]:
+    """Print what conversations found in the cache; a fault where the plugin's found less than
+    SGLang's own, over those that all engines answered alike.
+    """
+    alike, cached = find_cached(records)
+    for record, turns in zip(records, cached, strict=True):
         print(
-            f"{record['label']}: {equal} of {len(base)} conversations equal to plain decoding's; "
-            f"tokens found cached by turn, over the {len(alike)} equal in all: {turns}"
+            f"{record['label']}: tokens found cached by turn {turns}, over the {len(alike)} of "
+            f"{len(record['talks'])} conversations that all engines answered alike"
         )
     if not alike:
         return ["no conversation is equal in all engines"]
-    ours, own = found[True, True], found[True, False]
+    _, own, ours = (sum(turns) for turns in cached)
     return [f"cached tokens: {ours} with the plugin, {own} without"] if ours < own else []
 
 
@@ -144,8 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, help="plain decoding first")
     options = parser.parse_args()
-    records = [json.loads(path.read_text("utf-8")) for path in options.files if path.exists()]
-    missing = [str(path) for path in options.files if not path.exists()]
+    records, missing = read_records(options.files)
     if missing:
         print(f"no result: {', '.join(missing)}")
     if not records or records[0]["tree"]:
@@ -159,11 +172,7 @@ def main() -> None:
 def report_tokens(records: list[dict[str, Any]]) -> list[str]:
     """Print tokens, laws and memory; the faults of the plugin."""
     base = records[0]
-    print("| engine | batch | equal to decoding | first other token: lead | accepted | rounds |")
-    print("| --- " * 6 + "|")
-    for record in records:
-        for run in record["runs"]:
-            print(write_row(base, record, run))
+    print(table(TOKENS, list_tokens(records)), end="")
     for record in records:
         print(f"{record['label']}: {record['memory']}")
     return find_faults(base, records) + report_samples(base, records)

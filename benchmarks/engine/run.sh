@@ -79,7 +79,8 @@ talks)
     drive stock "${common[@]}" --tree 4,3,16 &
     drive ours "${common[@]}" --tree 4,3,16 --plugin &
     wait
-    python3 "$root/benchmarks/engine/report.py" "$results"/{ar,stock,ours}.json
+    files=("$results"/{ar,stock,ours}.json)
+    python3 "$root/benchmarks/engine/report.py" "${files[@]}"
     ;;
 faults)
     share='{"mem_fraction_static": 0.6, "max_total_tokens": 32768, "disable_decode_cuda_graph": true}'
@@ -107,6 +108,7 @@ kit)
             ${KIT:+--kit "$KIT"} --out "$results/$mode.json" "${flag[@]}") >"$results/$mode.log" 2>&1 &
     done
     wait
+    files=("$results"/{stock,ours}.json)
     for mode in stock ours; do
         grep '^{' "$results/$mode.log" || tail -25 "$results/$mode.log"
         tail -1 "$results/$mode.log" | grep -q '"failed": 0}' || failed=1
@@ -138,6 +140,7 @@ capacity)
     common=(--model "$KERNEL_MODEL" --new-tokens 8 --batch 1 --requests 48 --tree 8,4,64 --extra "$alone")
     LIMIT=250 drive stock "${common[@]}"
     LIMIT=250 drive ours "${common[@]}" --plugin
+    files=("$results"/{stock,ours}.json)
     ;;
 *)
     echo "run.sh: expected tokens, talks, faults, kit, speed or capacity, got $what" >&2
@@ -145,6 +148,7 @@ capacity)
     ;;
 esac
 status=$?
+[ -n "${files:-}" ] && python3 "$root/benchmarks/engine/records.py" "$OUT" "$what" "${files[@]}"
 tar -czf "$OUT/$what.tar.gz" -C "$results" .
 [ -d "$home/cache" ] && tar -czf - -C "$home/cache" . | split -b 15M -d - "$OUT/cache.tar.gz."
 exit $status

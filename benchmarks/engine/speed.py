@@ -10,14 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main"]
+from benchmarks.engine.records import read_records
+from benchmarks.pages import table
 
-HEAD = (
-    "| tree | batch | ms a round: SGLang | bolegen | ratio | verify, us: SGLang | bolegen | ratio "
-    "| commit, us: SGLang | bolegen | tokens/s: decoding | SGLang | bolegen |\n"
-    + "| --- " * 13
-    + "|"
-)
+__all__ = ["HEAD", "list_speeds", "main", "write_plain"]
+
+HEAD = [
+    "tree", "batch", "ms a round: SGLang", "bolegen", "ratio", "verify, us: SGLang", "bolegen",
+    "ratio", "commit, us: SGLang", "bolegen", "tokens/s: decoding", "SGLang", "bolegen",
+]  # fmt: skip
 Record = dict[str, Any]
 
 
@@ -29,9 +30,22 @@ def spell(values: list[float], digits: int) -> str:
     return f"{middle} ({low}-{high})"
 
 
-def write_rows(plain: Record, stock: Record, ours: Record) -> tuple[list[str], list[str]]:
-    """Lines of one tree, and where the plugin is slower."""
-    lines, slower = [], []
+def list_speeds(records: list[Record]) -> tuple[list[list[str]], list[str]]:
+    """Rows under HEAD, plain decoding first, and where the plugin is slower."""
+    trees = {(r["tree"], r["plugin"]): r for r in records}
+    rows, slower = [], []
+    for (tree, plugin), ours in trees.items():
+        stock = trees.get((tree, False))
+        if plugin and stock is not None:
+            found = compare_tree(records[0], stock, ours)
+            rows += found[0]
+            slower += found[1]
+    return rows, slower
+
+
+def compare_tree(plain: Record, stock: Record, ours: Record) -> tuple[list[list[str]], list[str]]:
+    """The same of one tree."""
+    rows, slower = [], []
     for base, own, run in zip(plain["runs"], stock["runs"], ours["runs"], strict=True):
         batch = str(run["batch"])
         rounds = own["round_ms"], run["round_ms"]
@@ -44,10 +58,10 @@ def write_rows(plain: Record, stock: Record, ours: Record) -> tuple[list[str], l
         cells += [*(spell(us, 0) for us in verify), f"{ratios[1]:.2f}"]
         cells += [spell(us, 0) for us in commit]
         cells += [f"{r['tokens_per_s']:.0f}" for r in (base, own, run)]
-        lines.append(f"| {ours['tree']} | {batch} | {' | '.join(cells)} |")
+        rows.append([ours["tree"].replace(",", "x"), batch, *cells])
         if min(ratios) <= 1:
             slower.append(f"{ours['tree']}, batch {batch}: {ratios[0]:.2f}, {ratios[1]:.2f}")
-    return lines, slower
+    return rows, slower
 
 
 def write_plain(record: Record) -> str:
@@ -64,20 +78,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, help="plain decoding first")
     files = parser.parse_args().files
-    records = [json.loads(path.read_text("utf-8")) for path in files if path.exists()]
-    missing = [path.name for path in files if not path.exists()]
-    plain, trees = records[0], {(r["tree"], r["plugin"]): r for r in records}
-    print(json.dumps(plain["versions"]))
-    print(HEAD)
-    losses = []
-    for (tree, plugin), ours in trees.items():
-        stock = trees.get((tree, False))
-        if plugin and stock is not None:
-            lines, slower = write_rows(plain, stock, ours)
-            print("\n".join(lines))
-            losses += slower
+    records, missing = read_records(files)
+    print(json.dumps(records[0]["versions"]))
+    rows, losses = list_speeds(records)
+    print(table(HEAD, rows), end="")
+    paired = {r["tree"] for r in records if r["plugin"]}
     for record in records:
-        if (record["tree"], True) not in trees:
+        if record["tree"] not in paired:
             print(write_plain(record))
         hosts = {k: {b: c["host"] for b, c in v.items()} for k, v in record["probe"].items()}
         print(f"{record['label']}: host, us: {hosts}; {record['memory']}")

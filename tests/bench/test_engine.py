@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine import report, shapes, speed
+from benchmarks.engine import page, report, shapes, speed
+from benchmarks.engine.records import read_records, write_records
 
 TOKENS = [[5, 6, 7, 8], [1, 2, 3, 4]]
 
@@ -103,3 +104,18 @@ def test_a_model_of_other_shapes_keeps_the_tokenizer(
     config = json.loads((folder / "config.json").read_text())
     assert (config["vocab_size"], config["hidden_size"]) == (7, 4096)
     assert len(config["layer_types"]) == config["num_hidden_layers"]
+
+
+def test_records_come_back_and_the_same_records_are_the_same_bytes(tmp_path: Path) -> None:
+    records = [engine(None, False), engine("4,3,16", True)]
+    first, second = tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"
+    write_records(first, records)
+    write_records(second, records)
+    assert first.read_bytes() == second.read_bytes()
+    assert read_records([first, tmp_path / "none.json"]) == (records, ["none.json"])
+
+
+def test_the_page_says_what_the_files_say() -> None:
+    held = page.PAGE.read_text("utf-8")
+    assert page.write_page(held, page.FOLDER) == held
+    assert "bolegen, 4x3x16" in held

@@ -1,0 +1,135 @@
+"""Fill docs/sglang.md from docs/engine: python -m benchmarks.engine.page [--check]."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.records import read_records
+from benchmarks.engine.report import find_cached, list_tokens, sample_chances
+from benchmarks.engine.speed import HEAD, list_speeds, write_plain
+from benchmarks.pages import fill, table
+
+__all__ = ["main", "write_page"]
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE, FOLDER = ROOT / "docs" / "sglang.md", ROOT / "docs" / "engine"
+NAMES = {"ar": "plain decoding", "stock": "SGLang's", "ours": "bolegen"}
+Records = list[dict[str, Any]]
+
+
+def name(record: dict[str, Any]) -> str:
+    """An engine, and steps x topk x nodes of its trees."""
+    kind, _, tree = record["label"].partition("-")
+    said = NAMES[kind]
+    return f"{said}, {tree.replace(',', 'x')}" if tree else said
+
+
+def write_tokens(runs: dict[str, Records]) -> str:
+    """Greedy tokens of every release: a line an engine, its batch sizes side by side."""
+    rows = []
+    for release, records in runs.items():
+        for record in records[1:]:
+            found = [row for row in list_tokens([records[0], record]) if row[0] == record["label"]]
+            equal, leads, accepted = (" / ".join(row[i] for row in found) for i in (2, 3, 4))
+            rows.append([release, name(record), equal, leads, accepted])
+    head = ["SGLang", "engine", "equal to decoding", "first other token: lead", "accepted length"]
+    return table(head, rows)
+
+
+def write_laws(runs: dict[str, Records]) -> str:
+    """The least chance of each engine's samples."""
+    rows = []
+    for release, records in runs.items():
+        for record in records[1:]:
+            if "samples" in record:
+                chances = sample_chances(records[0], record)
+                drawn = sum(record["samples"][0]["1"].values())
+                rows.append(
+                    [release, name(record), str(drawn), str(len(chances)), f"{min(chances):.2g}"]
+                )
+    return table(["SGLang", "engine", "samples", "laws compared", "least chance"], rows)
+
+
+def write_talks(runs: dict[str, Records]) -> str:
+    """Tokens that each turn found in the cache."""
+    rows = []
+    for release, records in runs.items():
+        alike, cached = find_cached(records)
+        for record, turns in zip(records, cached, strict=True):
+            rows.append([release, name(record), str(len(alike)), " / ".join(map(str, turns))])
+    return table(["SGLang", "engine", "conversations alike", "tokens found, by turn"], rows)
+
+
+def write_speed(runs: dict[str, Records]) -> str:
+    """Rounds, verify and commit of each tree; below it engines without trees."""
+    said = []
+    for records in runs.values():
+        said.append(table(HEAD, list_speeds(records)[0]))
+        paired = {record["tree"] for record in records if record["plugin"]}
+        said += [f"- {write_plain(r)}\n" for r in records if r["tree"] not in paired]
+    return "".join(said[:1]) + "\n" + "".join(said[1:])
+
+
+def write_kit(runs: dict[str, Records]) -> str:
+    """Largest errors of SGLang's kit by kind of case."""
+    rows = []
+    for release, records in runs.items():
+        for record in records:
+            for plan in ("kit", "tree"):
+                cases = [case for case in record["cases"] if case["plan"] == plan]
+                passed = sum(case["result"] == "passed" for case in cases)
+                worst = max(case["error"] / case["largest"] for case in cases)
+                verified = sum(case["verifies"] > 0 for case in cases)
+                kind = {"kit": "as they are", "tree": "told of their trees"}[plan]
+                rows.append([
+                    release, kind, NAMES["ours" if record["plugin"] else "stock"],
+                    f"{passed} of {len(cases)}", str(verified), f"{worst:.1g}",
+                ])  # fmt: skip
+    head = ["SGLang", "cases", "engine", "passed", "verified by bolegen", "largest error"]
+    return table(head, rows)
+
+
+def write_capacity(runs: dict[str, Records]) -> str:
+    """Tokens that fit into the KV cache."""
+    rows = [
+        [release, *(str(record["memory"]["token_capacity"]) for record in records)]
+        for release, records in runs.items()
+    ]
+    return table(["SGLang", "KV tokens, SGLang's trees", "bolegen"], rows)
+
+
+WRITERS: dict[str, tuple[str, Callable[[dict[str, Records]], str]]] = {
+    "tokens": ("tokens", write_tokens),
+    "laws": ("tokens", write_laws),
+    "talks": ("talks", write_talks),
+    "speed": ("speed", write_speed),
+    "kit": ("kit", write_kit),
+    "capacity": ("capacity", write_capacity),
+}
+
+
+def write_page(page: str, folder: Path) -> str:
+    """The page with every table made anew from the folder's files, newest release first."""
+    for mark, (what, write) in WRITERS.items():
+        files = sorted(folder.glob(f"*-{what}.jsonl.gz"), reverse=True)
+        runs = {path.name.rpartition("-")[0]: read_records([path])[0] for path in files}
+        page = fill(page, mark, write(runs))
+    return page
+
+
+def main() -> None:
+    """Write the page; with --check exit 1 where it is not what the files say."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    held = PAGE.read_text("utf-8")
+    page = write_page(held, FOLDER)
+    if options.check:
+        sys.exit("docs/sglang.md is out of date" if page != held else 0)
+    PAGE.write_text(page, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
