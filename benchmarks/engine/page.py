@@ -113,7 +113,7 @@ WRITERS: dict[str, tuple[str, Callable[[dict[str, Records]], str]]] = {
 def write_page(page: str, folder: Path) -> str:
     """The page with every table made anew from the folder's files, newest release first."""
     for mark, (what, write) in WRITERS.items():
-        files = sorted(folder.glob(f"*-{what}.jsonl.gz"), reverse=True)
+        files = sorted(folder.glob(f"*-{what}.jsonl"), reverse=True)
         runs = {path.name.rpartition("-")[0]: read_records([path])[0] for path in files}
         page = fill(page, mark, write(runs))
     return page

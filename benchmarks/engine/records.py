@@ -1,38 +1,56 @@
 """Results of one run of the engine in one file: python records.py FOLDER WHAT RESULT.json ...
 
-writes FOLDER/RELEASE-WHAT.jsonl.gz.
+writes FOLDER/RELEASE-WHAT.jsonl, plain decoding first. Of an answer that another engine gave to the
+same prompt it keeps what tells them apart: the tokens up to the first other one, none where all are
+equal.
 """
 
-import gzip
 import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["read_records", "write_records"]
+__all__ = ["read_records", "shorten", "write_records"]
 
 Record = dict[str, Any]
 
 
 def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
-    """Records of .json and .jsonl.gz files in order, and the names of files that are not there."""
+    """Records of .json and .jsonl files in order, and the names of files that are not there."""
     records: list[Record] = []
     missing = []
     for path in paths:
-        if not path.exists():
-            missing.append(path.name)
-        elif path.suffix == ".gz":
-            records += map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
+        if path.exists():
+            records += map(json.loads, path.read_text("utf-8").splitlines())
         else:
-            records.append(json.loads(path.read_text("utf-8")))
+            missing.append(path.name)
     return records, missing
 
 
-def write_records(path: Path, records: Iterable[Record]) -> None:
-    """One line a record; the same records give the same bytes."""
-    lines = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
-    path.write_bytes(gzip.compress(lines.encode(), mtime=0))
+def write_records(path: Path, records: list[Record]) -> None:
+    """One line a record, answers shortened."""
+    kept = [records[0], *(shorten(records[0], record) for record in records[1:])]
+    lines = (json.dumps(record, separators=(",", ":")) + "\n" for record in kept)
+    path.write_text("".join(lines), "utf-8")
+
+
+def shorten(base: Record, record: Record) -> Record:
+    """The record with each greedy answer up to the first token that is not the base's."""
+    if "runs" not in record:
+        return record
+    held = {run["batch"]: run["output_ids"] for run in base["runs"]}
+    runs = [
+        run
+        | {
+            "output_ids": [
+                got[: next((i + 1 for i in range(len(got)) if got[i] != want[i]), 0)]
+                for want, got in zip(held[run["batch"]], run["output_ids"], strict=True)
+            ]
+        }
+        for run in record["runs"]
+    ]
+    return record | {"runs": runs}
 
 
 def main() -> None:
@@ -41,7 +59,7 @@ def main() -> None:
     records, _ = read_records(map(Path, files))
     if records:
         release = records[0]["versions"]["sglang"]
-        write_records(Path(folder) / f"{release}-{what}.jsonl.gz", records)
+        write_records(Path(folder) / f"{release}-{what}.jsonl", records)
 
 
 if __name__ == "__main__":

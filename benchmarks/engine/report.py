@@ -31,9 +31,9 @@ def first_differences(base: dict[str, Any], run: dict[str, Any]) -> list[tuple[i
     margins = base.get("margins") or []
     found = []
     for i, (want, got) in enumerate(zip(kept["output_ids"], run["output_ids"], strict=True)):
-        at = next(
-            (j for j, pair in enumerate(zip(want, got, strict=True)) if len({*pair}) > 1), None
-        )
+        # records keep an answer up to its first other token
+        pairs = enumerate(zip(want, got, strict=False))
+        at = next((j for j, pair in pairs if len({*pair}) > 1), None)
         if at is None:
             continue
         lead = float("nan")

@@ -106,13 +106,19 @@ def test_a_model_of_other_shapes_keeps_the_tokenizer(
     assert len(config["layer_types"]) == config["num_hidden_layers"]
 
 
-def test_records_come_back_and_the_same_records_are_the_same_bytes(tmp_path: Path) -> None:
-    records = [engine(None, False), engine("4,3,16", True)]
-    first, second = tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"
-    write_records(first, records)
-    write_records(second, records)
-    assert first.read_bytes() == second.read_bytes()
-    assert read_records([first, tmp_path / "none.json"]) == (records, ["none.json"])
+def test_records_keep_what_tells_answers_apart(tmp_path: Path) -> None:
+    base, ours = engine(None, False), engine("4,3,16", True)
+    other = changed(ours, output_ids=[[5, 6, 9, 9], TOKENS[1]])
+    path = tmp_path / "run.jsonl"
+    write_records(path, [base, ours, other])
+    held, missing = read_records([path, tmp_path / "none.json"])
+    assert missing == ["none.json"]
+    assert held[0] == base
+    assert [run["output_ids"] for r in held[1:] for run in r["runs"]] == [
+        [[], []],
+        [[5, 6, 9], []],
+    ]
+    assert report.list_tokens(held) == report.list_tokens([base, ours, other])
 
 
 def test_the_page_says_what_the_files_say() -> None:
