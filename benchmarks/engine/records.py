@@ -1,8 +1,8 @@
 """Results of one run of the engine in one file: python records.py FOLDER WHAT RESULT.json ...
 
-writes FOLDER/RELEASE-WHAT.jsonl, plain decoding first. Of an answer that another engine gave to the
-same prompt it keeps what tells them apart: the tokens up to the first other one, none where all are
-equal.
+writes FOLDER/RELEASE-WHAT.jsonl, plain decoding first. Of an answer that another engine gave to
+the same prompt it keeps what tells them apart: the tokens up to the first other one, none where
+all are equal.
 """
 
 import json
