@@ -27,6 +27,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="NAME.json; NAME is the label")
     parser.add_argument("--tree", help="steps,topk,nodes of NEXTN, or ngram,topk,nodes")
     parser.add_argument("--plugin", action="store_true", help="with BOLEGEN_ENABLE=1")
+    parser.add_argument("--tiers", help="BOLEGEN_TIERS, for the tree's steps and topk")
     parser.add_argument("--batch", default="1,4,8")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=1)
@@ -70,6 +71,9 @@ def engine_arguments(options: argparse.Namespace, sizes: list[int]) -> dict[str,
                 "speculative_num_steps": int(first),
                 "speculative_eagle_topk": int(topk),
             }
+    if options.tiers:
+        said["speculative_adaptive"] = True
+        del said["speculative_num_draft_tokens"]
     said.update(json.loads(options.extra))
     return said
 
@@ -104,6 +108,7 @@ def main() -> None:
     """Start, measure, write."""
     options = read_options()
     os.environ["BOLEGEN_ENABLE"] = "1" if options.plugin else "0"
+    os.environ["BOLEGEN_TIERS"] = options.tiers or ""
     if options.accept:
         os.environ["SGLANG_SIMULATE_ACC_LEN"] = str(options.accept)
     import sglang

@@ -112,7 +112,9 @@ def sized(original: Any) -> Any:
         bounds, params = hooks.active.bounds, options["cache_params"]
         if bounds is not None:
             count = len(options["mamba_layer_ids"])
-            hooks.active.spec = layers.read_spec(bounds, params, count, params.dtype.conv)
+            hooks.active.specs = tuple(
+                layers.read_spec(b, params, count, params.dtype.conv) for b in bounds
+            )
         return original(**options)
 
     return build

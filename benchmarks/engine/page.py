@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.engine.records import read_records
 from benchmarks.engine.report import find_cached, list_tokens, sample_chances
-from benchmarks.engine.speed import HEAD, list_speeds, write_plain
+from benchmarks.engine.speed import HEAD, choose_tiers, list_speeds, write_plain
 from benchmarks.pages import fill, table
 
 __all__ = ["main", "write_page"]
@@ -63,13 +63,14 @@ def write_talks(runs: dict[str, Records]) -> str:
 
 
 def write_speed(runs: dict[str, Records]) -> str:
-    """Rounds, verify and commit of each tree; below it engines without trees."""
-    said = []
+    """Rounds, verify and commit of each tree, engines without trees, and the tiers that follow."""
+    said = ""
     for records in runs.values():
-        said.append(table(HEAD, list_speeds(records)[0]))
         paired = {record["tree"] for record in records if record["plugin"]}
-        said += [f"- {write_plain(r)}\n" for r in records if r["tree"] not in paired]
-    return "".join(said[:1]) + "\n" + "".join(said[1:])
+        plain = [f"- {write_plain(r)}\n" for r in records if r["tree"] not in paired]
+        said += table(HEAD, list_speeds(records)[0]) + "\n" + "".join(plain)
+        said += f'- most tokens a second: `BOLEGEN_TIERS="{choose_tiers(records)}"`\n'
+    return said
 
 
 def write_kit(runs: dict[str, Records]) -> str:

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SGLang with and without the plugin on one GPU:
-#     bash benchmarks/engine/run.sh tokens|talks|faults|kit|speed|capacity [PARTS]
+#     bash benchmarks/engine/run.sh tokens|tiers|talks|faults|kit|speed|capacity [PARTS]
 # tokens: MODEL (a trained hybrid with an MTP head) by plain decoding, SGLang's trees and ours, at once:
 #         greedy tokens, accepted lengths, and the law of SAMPLES answers at temperature 1.
 #         TREES (steps,topk,nodes ...) and NEW_TOKENS make it shorter.
+# tiers: MODEL with trees by batch size, plain decoding at the largest.
 # talks: MODEL in conversations, prefix cache on.
 # faults: errors injected into allocation, verify and commit must stop the server.
 # kit: SGLang's own attention test kit, without and with the plugin; KIT: a folder with its test folder.
@@ -72,6 +73,15 @@ tokens)
     files+=("$results/stock-4,1,5.json")
     python3 "$root/benchmarks/engine/report.py" "${files[@]}"
     ;;
+tiers)
+    share='{"mem_fraction_static": 0.6, "max_total_tokens": 32768}'
+    common=(--model "$MODEL" --new-tokens "${NEW_TOKENS:-1100}" --batch 1,4,8 --extra "$share")
+    drive ar "${common[@]}" --margins &
+    drive ours-tiers "${common[@]}" --tree 6,4,32 --tiers "1:6x32 4:4x16 8:0" --plugin &
+    wait
+    files=("$results/ar.json" "$results/ours-tiers.json")
+    python3 "$root/benchmarks/engine/report.py" "${files[@]}"
+    ;;
 talks)
     share='{"mem_fraction_static": 0.6, "max_total_tokens": 65536, "max_mamba_cache_size": 96}'
     common=(--model "$MODEL" --new-tokens 300 --batch 8 --turns 4 --extra "$share")
@@ -125,14 +135,14 @@ speed)
     }
     # accepted lengths are those that `tokens` measured at batch 8; in two waves, to fit into memory
     drive ar "${common[@]}" --peers 5 &
-    both 4,3,16 4.3 5
+    both 4,4,16 4.3 5
     both 6,4,40 5.6 5
     wait
     drive stock-4,1,5 "${common[@]}" --tree 4,1,5 --accept 4.0 --peers 8 &
     both 8,4,64 5.6 8
     wait
     files=("$results/ar.json" "$results/stock-4,1,5.json")
-    for tree in 4,3,16 6,4,40 8,4,64; do files+=("$results/stock-$tree.json" "$results/ours-$tree.json"); done
+    for tree in 4,4,16 6,4,40 8,4,64; do files+=("$results/stock-$tree.json" "$results/ours-$tree.json"); done
     python3 "$root/benchmarks/engine/speed.py" "${files[@]}"
     ;;
 capacity)
@@ -143,7 +153,7 @@ capacity)
     files=("$results"/{stock,ours}.json)
     ;;
 *)
-    echo "run.sh: expected tokens, talks, faults, kit, speed or capacity, got $what" >&2
+    echo "run.sh: expected tokens, tiers, talks, faults, kit, speed or capacity, got $what" >&2
     exit 2
     ;;
 esac

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.engine.records import read_records
 from benchmarks.pages import table
 
-__all__ = ["HEAD", "list_speeds", "main", "write_plain"]
+__all__ = ["HEAD", "choose_tiers", "list_speeds", "main", "write_plain"]
 
 HEAD = [
     "tree", "batch", "ms a round: SGLang", "bolegen", "ratio", "verify, us: SGLang", "bolegen",
@@ -64,6 +64,26 @@ def compare_tree(plain: Record, stock: Record, ours: Record) -> tuple[list[list[
     return rows, slower
 
 
+def choose_tiers(records: list[Record]) -> str:
+    """BOLEGEN_TIERS: for each batch size the tree, or plain decoding, of most tokens a second.
+
+    A server has one topk: the commonest of the records.
+    """
+    trees = [(*r["tree"].split(","), r["runs"]) for r in records if r["plugin"]]
+    topk = statistics.mode(topk for _, topk, _, _ in trees)
+    tiers: list[str] = []
+    for i, run in enumerate(records[0]["runs"]):
+        speeds = {"0": run["tokens_per_s"]} | {
+            f"{steps}x{nodes}": runs[i]["tokens_per_s"]
+            for steps, own, nodes, runs in trees
+            if own == topk
+        }
+        best = max(speeds, key=speeds.__getitem__)
+        if not tiers or not tiers[-1].endswith(f":{best}"):
+            tiers.append(f"{run['batch']}:{best}")
+    return " ".join(tiers)
+
+
 def write_plain(record: Record) -> str:
     """A line of an engine without trees."""
     runs = (
@@ -88,6 +108,7 @@ def main() -> None:
             print(write_plain(record))
         hosts = {k: {b: c["host"] for b, c in v.items()} for k, v in record["probe"].items()}
         print(f"{record['label']}: host, us: {hosts}; {record['memory']}")
+    print(f"BOLEGEN_TIERS={choose_tiers(records)!r}")
     print(f"no result: {missing}" if missing else "every result is there")
     print("slower: " + "; ".join(losses) if losses else "faster at every point")
     sys.exit(1 if losses or missing else 0)

@@ -16,6 +16,7 @@ CACHE_DIR = "BOLEGEN_CACHE_DIR"
 GENERATED_DIR = "BOLEGEN_GENERATED_DIR"
 CHECKED = "BOLEGEN_CHECKED"
 ENABLE = "BOLEGEN_ENABLE"
+TIERS = "BOLEGEN_TIERS"
 OFF = "off"
 
 
@@ -27,12 +28,14 @@ class Settings:
     generated_dir: a folder of modules that `bolegen compile` wrote, looked at first; None: none.
     checked: `load` gives a CheckedModule, which runs the recurrence beside every call.
     enable: engine plugins hook into their engine.
+    tiers: what the SGLang plugin is told of trees by batch size.
     """
 
     cache_dir: Path | None = None
     generated_dir: Path | None = None
     checked: bool = False
     enable: bool = False
+    tiers: str = ""
 
     def __post_init__(self) -> None:
         for name in ("cache_dir", "generated_dir"):
@@ -44,9 +47,9 @@ class Settings:
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """BOLEGEN_CACHE_DIR ("off" for none), BOLEGEN_GENERATED_DIR, BOLEGEN_CHECKED and
-        BOLEGEN_ENABLE (1 or 0).
+        BOLEGEN_ENABLE (1 or 0), BOLEGEN_TIERS.
 
-        Empty counts as unset; anything but 1 and 0 is a ValueError for the last two. Without a
+        Empty counts as unset; anything but 1 and 0 is a ValueError for the flags. Without a
         cache folder, $XDG_CACHE_HOME/bolegen, then ~/.cache/bolegen. RuntimeWarning where there
         is no home folder either: the cache is then in memory alone.
         """
@@ -57,6 +60,7 @@ class Settings:
             generated_dir=_absolute(generated) if generated else None,
             checked=_flag(environ, CHECKED),
             enable=_flag(environ, ENABLE),
+            tiers=environ.get(TIERS, ""),
         )
 
 

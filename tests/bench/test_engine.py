@@ -90,6 +90,22 @@ def test_a_slower_round_or_verify_is_seen(
     assert stopped.value.code == code
 
 
+def test_tiers_are_the_fastest_of_each_batch() -> None:
+    def record(tree: str | None, plugin: bool, speeds: list[int]) -> dict[str, Any]:
+        pairs = zip((1, 4, 8, 16), speeds, strict=True)
+        runs = [{"batch": batch, "tokens_per_s": said} for batch, said in pairs]
+        return engine(tree, plugin, runs=runs)
+
+    records = [
+        record(None, False, [2, 8, 16, 99]),
+        record("4,4,16", False, [999] * 4),  # SGLang's own are no choice
+        record("4,4,16", True, [5, 15, 40, 60]),
+        record("4,3,16", True, [999] * 4),  # nor is another topk
+        record("8,4,64", True, [9, 20, 30, 40]),
+    ]
+    assert speed.choose_tiers(records) == "1:8x64 8:4x16 16:0"
+
+
 def test_a_model_of_other_shapes_keeps_the_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

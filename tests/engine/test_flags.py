@@ -21,12 +21,12 @@ TREES: dict[str, Any] = {
 
 
 def test_a_tree_is_as_deep_as_there_are_draft_steps() -> None:
-    assert read_bounds(TREES) == TreeBounds(16, 4)
+    assert read_bounds(TREES) == (TreeBounds(16, 4),)
 
 
 def test_an_ngram_tree_may_be_a_chain() -> None:
     ngram = {"speculative_algorithm": "NGRAM", "speculative_num_steps": None}
-    assert read_bounds(TREES | ngram) == TreeBounds(16, 15)
+    assert read_bounds(TREES | ngram) == (TreeBounds(16, 15),)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_rounds_follow_the_recurrence_and_are_the_modules_own(
     engine: Any, dtype: torch.dtype, state_dtype: torch.dtype
 ) -> None:
     server = start(state_dtype=state_dtype)
-    module = server.pool.bolegen_verifier.module
+    module = server.pool.bolegen_verifiers[NODES].module
     trees, slots = [TREE, STAR, TREE], [5, 2, -1]
     for last in ([4, 5, 0], [0, 0, 3]):  # the second round starts from what the first committed
         server.plan(trees, slots, dtype)
@@ -110,7 +110,8 @@ def test_a_commit_of_fewer_rows_than_the_graph_leaves_the_rest(engine: Any) -> N
     server.forward(3)
     before = server.pool.mamba_cache.temporal.clone()
     with torch.no_grad():
-        server.pool.bolegen_verifier.module = server.pool.bolegen_verifier.module._module
+        verifier = server.pool.bolegen_verifiers[NODES]
+        verifier.module = verifier.module._module
         commit(server, [4, 2])
     now = server.pool.mamba_cache.temporal
     changed = [slot for slot in range(8) if not torch.equal(now[:, slot], before[:, slot])]
@@ -141,7 +142,7 @@ def test_what_is_no_tree_goes_to_the_engine(engine: Any) -> None:
         server.linear.forward_extend(forward_batch=batch_of(target_verify=False), **given)
         == "the engine's"
     )
-    server.pool.bolegen_verifier = None
+    server.pool.bolegen_verifiers = {}
     assert (
         server.linear.forward_extend(forward_batch=batch_of(target_verify=True), **given)
         == "the engine's"
@@ -158,7 +159,7 @@ def test_sizing_reserves_what_the_pool_then_takes(engine: Any) -> None:
     configurator.model_config = SimpleNamespace(dtype=torch.bfloat16)
     rest, draft_tokens = size(3.0)
     server = start(rows=5)
-    verifier = server.pool.bolegen_verifier
+    verifier = server.pool.bolegen_verifiers[NODES]
     # SGLang: bytes of a request, times requests and the pool's padding row, times draft tokens
     reserved = params.mamba_cache_per_req * (5 + 1) * draft_tokens + (3.0 - rest) * GIB
     assert reserved == pytest.approx(verifier.bytes, abs=1)
@@ -178,7 +179,7 @@ def test_a_pool_for_drafts_is_the_engines_own(engine: Any) -> None:
         size=2, spec_state_size=2, cache_params=make_params(HEADS, DIMS, 1), mamba_layer_ids=[0],
         device="cpu", speculative_num_draft_tokens=None,
     )  # fmt: skip
-    assert not hasattr(pool, "bolegen_verifier")
+    assert not hasattr(pool, "bolegen_verifiers")
 
 
 def test_other_mixers_are_refused(engine: Any) -> None:

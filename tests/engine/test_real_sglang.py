@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from bolegen_runtime.sglang import PluginError, find_release, hooks, install, register
+from bolegen_runtime.sglang.flags import TreeBounds
 from support.sglang_fakes import make_params
 from support.sglang_rounds import DIMS, HEADS, NODES, STAR, TREE, Server, bounds_flags
 
@@ -85,7 +86,7 @@ def test_its_registry_installs_every_hook_and_the_guard(release: Any, config: An
 def test_its_resolved_flags_give_the_bounds(release: Any, config: Any) -> None:
     install.check_scheduler(None, None)
     assert hooks.active.bounds is not None
-    assert (hooks.active.bounds.nodes, hooks.active.bounds.depth) == (NODES, 3)
+    assert hooks.active.bounds == (TreeBounds(NODES, 3),)
 
 
 def test_rounds_on_its_pool_and_through_its_classes(release: Any, config: Any) -> None:
@@ -97,7 +98,7 @@ def test_rounds_on_its_pool_and_through_its_classes(release: Any, config: Any) -
     cache = server.pool.get_speculative_mamba2_params_all_layers()
     assert cache.intermediate_ssm.shape == (2, 4, NODES, 2, HEADS[1])
     assert server.pool.mamba2_layer_cache(1).temporal.shape == (8, HEADS[1], *DIMS)
-    report = server.pool.bolegen_verifier.report()
+    report = server.pool.bolegen_verifiers[NODES].report()
     assert report["bolegen_rounds_total"] == 2
 
 
@@ -121,4 +122,5 @@ def test_its_sizing_reserves_what_the_pool_takes(release: Any, config: Any) -> N
     left = getattr(owner, name)(made, 1.0)
     states = params.mamba_cache_per_req * (5 + 1)
     server = start(release, rows=5)
-    assert (1.0 - left) * GIB == pytest.approx(states + server.pool.bolegen_verifier.bytes, abs=64)
+    verifier = server.pool.bolegen_verifiers[NODES]
+    assert (1.0 - left) * GIB == pytest.approx(states + verifier.bytes, abs=64)

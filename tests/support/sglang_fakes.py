@@ -213,6 +213,34 @@ def install_fakes(monkeypatch: pytest.MonkeyPatch, version: str, flags: dict[str
     class MambaPool(FakePool):
         __init__ = FakePool.__init__
 
+    class Algorithm:
+        def resolve_max_speculative_num_draft_tokens(self, server_args: Any) -> int:
+            return 1 + int(server_args.speculative_num_steps)
+
+    class Worker:
+        def build_adaptive_runtime_state(
+            self,
+            speculative_num_steps: int,
+            speculative_num_draft_tokens: int,
+            cuda_graph_bs: list[int] | None = None,
+        ) -> tuple[int, int, list[int] | None]:
+            return speculative_num_steps, speculative_num_draft_tokens, cuda_graph_bs
+
+    def adaptive_unsupported_reason(server_args: Any) -> str | None:
+        if server_args.speculative_algorithm != "EAGLE":
+            return f"speculative_algorithm={server_args.speculative_algorithm}"
+        return "speculative_eagle_topk=4 (only topk=1 is supported)"
+
+    def _load_adaptive_config(cfg_path: str | None) -> Any:
+        raise AssertionError("the engine's own steps were asked for")
+
+    def declare(server_args: Any, source: str, **fields: Any) -> None:
+        vars(server_args).update(fields)
+
+    def _init_adaptive_speculative_params(server_args: Any) -> None:
+        steps = server_args.speculative_num_steps
+        declare(server_args, "own", speculative_num_draft_tokens=steps + 1)
+
     context = SimpleNamespace(resolved_server_args_dict=lambda: dict(flags))
     held: dict[str, dict[str, Any]] = {
         "": {"__version__": version},
@@ -225,6 +253,19 @@ def install_fakes(monkeypatch: pytest.MonkeyPatch, version: str, flags: dict[str
         "srt.mem_cache.kv_cache_configurator": {"KVCacheConfigurator": Configurator},
         "srt.model_executor.model_runner": {"ModelRunner": Configurator},
         "srt.managers.scheduler": {"Scheduler": Scheduler},
+        "srt.speculative.adaptive_spec_params": {
+            "adaptive_unsupported_reason": adaptive_unsupported_reason,
+            "_load_adaptive_config": _load_adaptive_config,
+        },
+        "srt.speculative.spec_info": {"SpeculativeAlgorithm": Algorithm},
+        "srt.speculative.eagle_worker_v2": {"EAGLEWorkerV2": Worker},
+        "srt.arg_groups.speculative_hook": {
+            "_init_adaptive_speculative_params": _init_adaptive_speculative_params
+        },
+        "srt.arg_groups.overrides": {
+            "resolving_view": lambda server_args: server_args,
+            "declare_resolution": declare,
+        },
         "srt.runtime_context": {"get_context": lambda: context, "get_spec": lambda: engine.spec},
     }
     HookRegistry.hooks = {}

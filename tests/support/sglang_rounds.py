@@ -75,7 +75,7 @@ class Server:
         )
         linear, attention = (made.__new__(made) for made in backends)
         linear.req_to_token_pool, attention.linear_attn_backend = req_pool, linear
-        verifier = pool.bolegen_verifier
+        verifier = pool.bolegen_verifiers[NODES]
         data = make_round(
             verifier.module, batch=rows, layers=2, slots=8, trees=[TREE] * rows, log_rate=(-4, 0)
         )
@@ -92,8 +92,10 @@ class Server:
             mamba_cache_indices=torch.tensor(slots, dtype=torch.int32),
         )
 
-    def forward(self, rows: int, *, wide: int = 0) -> list[torch.Tensor]:
-        """Verify every layer; ``wide``: the projection's other columns beside the rows'."""
+    def forward(self, rows: int, *, wide: int = 0, nodes: int = NODES) -> list[torch.Tensor]:
+        """Verify every layer, the first ``nodes`` of each request; ``wide``: the projection's
+        other columns beside the rows'.
+        """
         out = []
         for i, layer_id in enumerate(self.layer_ids):
             d = self.data
@@ -101,10 +103,10 @@ class Server:
                 layer_id=layer_id, conv_weights=d.conv_weight[i], bias=None, activation="silu",
                 A_log=d.A_log[i], dt_bias=d.dt_bias[i], num_v_heads=HEADS[1], head_v_dim=DIMS[1],
             )  # fmt: skip
-            x = d.x[i, :rows].flatten(0, 1)
+            x = d.x[i, :rows, :nodes].flatten(0, 1)
             beside = torch.full((len(x), wide), float("nan"), dtype=x.dtype)
             x = torch.cat([x, beside], 1)[:, : x.shape[1]]
-            gates = torch.cat([d.b[i, :rows], d.a[i, :rows]], 2).flatten(0, 1)
+            gates = torch.cat([d.b[i, :rows, :nodes], d.a[i, :rows, :nodes]], 2).flatten(0, 1)
             out.append(
                 self.linear.forward_extend(
                     q=None, k=None, v=None, layer=layer, save_kv_cache=True,
@@ -117,13 +119,14 @@ class Server:
     def direct(self, trees: list[list[int]], slots: list[int]) -> Round:
         """The same round for the module itself, on pools of its own."""
         pools = self.pool.mamba_cache
-        rows = len(trees)
-        live = torch.tensor([[p < NODES for p in tree] for tree in trees])
+        rows, nodes = len(trees), len(trees[0])
+        live = torch.tensor([[p < nodes for p in tree] for tree in trees])
         d = self.data.with_clones()
         return replace(
-            d, x=d.x[:, :rows], a=d.a[:, :rows], b=d.b[:, :rows], slots=torch.tensor(slots),
+            d, x=d.x[:, :rows, :nodes], a=d.a[:, :rows, :nodes], b=d.b[:, :rows, :nodes],
+            slots=torch.tensor(slots),
             state=pools.temporal.clone(), conv_state=pools.conv[0].clone(),
-            parents=torch.tensor([[p if p < NODES else -1 for p in tree] for tree in trees]),
+            parents=torch.tensor([[p if p < nodes else -1 for p in tree] for tree in trees]),
             live=live,
         )  # fmt: skip
 

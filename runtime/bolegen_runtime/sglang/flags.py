@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bolegen_runtime.sglang.errors import PluginError
+from bolegen_runtime.sglang.tiers import MOST_NODES, Tier
 
 __all__ = ["TreeBounds", "read_bounds"]
 
-MOST_NODES = 256
 DRAFTERS = ("EAGLE", "EAGLE3", "NEXTN", "NGRAM")
 # flag, the values that are served, what to do about any other
 REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
@@ -22,6 +22,7 @@ REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("enable_two_batch_overlap", (None, False), "leave out --enable-two-batch-overlap"),
     ("enable_pdmux", (None, False), "leave out --enable-pdmux"),
     ("enable_memory_saver", (None, False), "leave out --enable-memory-saver"),
+    ("enable_multi_layer_eagle", (None, False), "leave out --enable-multi-layer-eagle"),
     ("enable_linear_replayssm", (None, False), "leave out --enable-linear-replayssm"),
     ("enable_linear_replayssm_spec", (None, False), "leave out --enable-linear-replayssm-spec"),
     ("enable_gdn_replayssm_spec", (None, False), "leave out --enable-gdn-replayssm-spec"),
@@ -36,10 +37,11 @@ class TreeBounds:
     depth: int
 
 
-def read_bounds(flags: Mapping[str, Any]) -> TreeBounds | None:
-    """The bounds that the resolved flags set; None where the server verifies no trees.
-
-    Raises PluginError for a flag under which trees are not served.
+def read_bounds(
+    flags: Mapping[str, Any], tiers: tuple[Tier, ...] = ()
+) -> tuple[TreeBounds, ...] | None:
+    """The bounds that the resolved flags and tiers set, the widest first; None where the server
+    verifies no trees. Raises PluginError for a flag under which trees are not served.
     """
     algorithm = flags.get("speculative_algorithm")
     if algorithm is None or (flags.get("speculative_eagle_topk") or 0) <= 1:
@@ -60,5 +62,11 @@ def read_bounds(flags: Mapping[str, Any]) -> TreeBounds | None:
             f"--speculative-num-draft-tokens: expected 2 to {MOST_NODES}, got {nodes}"
         )
     if str(algorithm).upper() == "NGRAM":
-        return TreeBounds(nodes, nodes - 1)
-    return TreeBounds(nodes, min(int(flags["speculative_num_steps"]), nodes - 1))
+        if tiers:
+            raise PluginError("--speculative-algorithm NGRAM: leave out BOLEGEN_TIERS")
+        return (TreeBounds(nodes, nodes - 1),)
+    if tiers and not flags.get("speculative_adaptive"):
+        raise PluginError("BOLEGEN_TIERS: start with --speculative-adaptive, or unset it")
+    widths = {tier.nodes: tier.steps for tier in sorted(tiers, key=lambda t: (t.nodes, t.steps))}
+    widths = widths or {nodes: int(flags["speculative_num_steps"])}
+    return tuple(TreeBounds(n, min(widths[n], n - 1)) for n in sorted(widths, reverse=True))

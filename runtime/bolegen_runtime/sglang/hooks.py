@@ -18,6 +18,7 @@ from bolegen_runtime.lifetimes import LayerWeights
 from bolegen_runtime.sglang.errors import PluginError
 from bolegen_runtime.sglang.flags import TreeBounds
 from bolegen_runtime.sglang.layers import RoundSpec, read_spec
+from bolegen_runtime.sglang.tiers import Tiers
 from bolegen_runtime.sglang.verifier import TreeVerifier, count_bytes
 from bolegen_runtime.sglang.versions import Release
 
@@ -30,15 +31,17 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Active:
-    """What this process serves: bounds by the flags, then the spec by sizing, then the verifier.
+    """What this process serves: bounds by the flags, then specs by sizing, then verifiers by
+    nodes; all of them the widest first.
 
     bounds None: no trees, every hook passes on.
     """
 
     release: Release | None = None
-    bounds: TreeBounds | None = None
-    spec: RoundSpec | None = None
-    verifier: TreeVerifier | None = None
+    tiers: Tiers | None = None
+    bounds: tuple[TreeBounds, ...] | None = None
+    specs: tuple[RoundSpec, ...] = ()
+    verifiers: dict[int, TreeVerifier] = dataclasses.field(default_factory=dict)
 
 
 active = Active()
@@ -55,8 +58,10 @@ def size(original: Method, configurator: Any, total_rest_memory: float) -> Any:
         )
     params = configurator.mambaish_config.mamba2_cache_params
     dtype = configurator.model_config.dtype
-    active.spec = read_spec(active.bounds, params, len(params.layers), dtype)
-    row, once = count_bytes(active.spec)
+    active.specs = tuple(
+        read_spec(bounds, params, len(params.layers), dtype) for bounds in active.bounds
+    )
+    row, once = (sum(part) for part in zip(*map(count_bytes, active.specs), strict=True))
     # SGLang takes its own bytes of a request times this, for each request
     with _draft_tokens(configurator, row / params.mamba_cache_per_req):
         return original(configurator, total_rest_memory - once / GIB)
@@ -90,29 +95,31 @@ def allocate(original: Method, pool: Any, **options: Any) -> None:
     if active.bounds is None or nodes is None:
         original(pool, **options)
         return
-    spec = active.spec
-    if spec is None:
+    if not active.specs:
         raise PluginError("the state pool is built before its memory was sized; report this")
-    layers = len(options["mamba_layer_ids"])
+    spec, layers = active.specs[0], len(options["mamba_layer_ids"])
     if (nodes, layers) != (spec.bounds.nodes, spec.layers):
         raise PluginError(
             f"the state pool: expected {spec.bounds.nodes} nodes and {spec.layers} layers as "
             f"sized, got {nodes} and {layers}; leave out adaptive speculation"
         )
     original(pool, **{**options, "speculative_num_draft_tokens": None})
-    verifier = TreeVerifier(spec, options["spec_state_size"] + 1, options["device"])
+    rows = options["spec_state_size"] + 1
+    verifiers = {s.bounds.nodes: TreeVerifier(s, rows, options["device"]) for s in active.specs}
+    factors = verifiers[spec.bounds.nodes].factors
     kept = {
         f.name: getattr(pool.mamba_cache, f.name) for f in dataclasses.fields(pool.mamba_cache)
     }
-    rows = [verifier.factors.rows]
+    windows = [factors.rows]
     pool.mamba_cache = pool.SpeculativeState(
-        **kept, intermediate_ssm=verifier.factors.gates, intermediate_conv_window=rows
+        **kept, intermediate_ssm=factors.gates, intermediate_conv_window=windows
     )
-    pool._intermediate_conv_window_phys = rows
-    pool.mem_usage += verifier.bytes / GIB
-    verifier.prewarm(_pools(pool))
-    pool.bolegen_verifier = active.verifier = verifier
-    _say_memory(verifier)
+    pool._intermediate_conv_window_phys = windows
+    for verifier in verifiers.values():
+        pool.mem_usage += verifier.bytes / GIB
+        verifier.prewarm(_pools(pool))
+        _say_memory(verifier)
+    pool.bolegen_verifiers = active.verifiers = verifiers
 
 
 def _say_memory(verifier: TreeVerifier) -> None:
@@ -137,8 +144,7 @@ def verify(
 ) -> torch.Tensor:
     """Score a layer's trees, convolution included; all else is the engine's."""
     pool = backend.req_to_token_pool
-    verifier = _verifier_of(pool)
-    if verifier is None or not forward_batch.forward_mode.is_target_verify():
+    if not _verifiers_of(pool) or not forward_batch.forward_mode.is_target_verify():
         out: torch.Tensor = original(backend, layer, forward_batch, mixed_qkv, a, b, **options)
         return out
     if layer.activation not in ("silu", "swish"):
@@ -147,6 +153,7 @@ def verify(
     links = metadata.retrieve_next_token, metadata.retrieve_next_sibling
     if links[0] is None:  # a dummy run: nothing of it is read
         return mixed_qkv.new_zeros(1, len(mixed_qkv), layer.num_v_heads, layer.head_v_dim)
+    verifier = _verifiers_of(pool)[links[0].shape[1]]
     cache = pool.mamba2_layer_cache(layer.layer_id)
     weights = LayerWeights(layer.conv_weights, layer.A_log, layer.dt_bias, layer.bias)
     return verifier.verify(
@@ -167,30 +174,34 @@ def commit(
     """Commit accepted paths from the factors, in place of SGLang's scatter of snapshots."""
     linear = backend.linear_attn_backend
     pool = linear.req_to_token_pool
-    verifier = _verifier_of(pool)
-    if verifier is None:
+    if not _verifiers_of(pool):
         original(
             backend, last_correct_step_indices, mamba_track_indices, mamba_steps_to_track,
             *args, **options,
         )  # fmt: skip
         return
-    slots = linear.forward_metadata.mamba_cache_indices
+    metadata = linear.forward_metadata
+    verifier = _verifiers_of(pool)[metadata.retrieve_next_token.shape[1]]
     tracks: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
     if mamba_track_indices is not None and mamba_steps_to_track is not None:
         tracks = mamba_track_indices, mamba_steps_to_track
-    verifier.commit(_pools(pool.mamba_pool), slots, last_correct_step_indices, *tracks)
+    verifier.commit(
+        _pools(pool.mamba_pool), metadata.mamba_cache_indices, last_correct_step_indices, *tracks
+    )
 
 
 def report(result: Any, *args: Any, **options: Any) -> Any:
     """Add what was counted to the state that /server_info shows."""
-    if active.verifier is not None:
-        result.internal_state["bolegen"] = active.verifier.report()
+    reports = [verifier.report() for verifier in active.verifiers.values()]
+    if reports:
+        narrower = {"narrower": reports[1:]} if reports[1:] else {}
+        result.internal_state["bolegen"] = reports[0] | narrower
     return result
 
 
-def _verifier_of(pool: Any) -> TreeVerifier | None:
-    """Only a pool that `allocate` built has one."""
-    return getattr(pool.mamba_pool, "bolegen_verifier", None)
+def _verifiers_of(pool: Any) -> dict[int, TreeVerifier]:
+    """By nodes; only a pool that `allocate` built has them."""
+    return getattr(pool.mamba_pool, "bolegen_verifiers", {})
 
 
 def _pools(pool: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,6 +16,7 @@ from bolegen_runtime.settings import Settings
 from bolegen_runtime.sglang import hooks
 from bolegen_runtime.sglang.errors import PluginError
 from bolegen_runtime.sglang.flags import read_bounds
+from bolegen_runtime.sglang.tiers import Tiers, read_tiers
 from bolegen_runtime.sglang.versions import Release, find_release
 
 __all__ = ["check_applied", "list_targets", "register"]
@@ -29,16 +30,17 @@ Target = tuple[str, Callable[..., Any], str, tuple[str, ...]]
 def register() -> None:
     """What SGLang calls in each of its processes: hooks where BOLEGEN_ENABLE=1, else nothing."""
     try:
-        if not Settings.from_env().enable:
+        settings = Settings.from_env()
+        if not settings.enable:
             return
-        problem = _register_all()
+        problem = _register_all(settings.tiers)
     except ValueError as error:
         problem = PluginError(str(error))
     _register_guard(problem)
 
 
-def list_targets(release: Release) -> tuple[Target, ...]:
-    """Every hook of a release."""
+def list_targets(release: Release, tiers: Tiers | None = None) -> tuple[Target, ...]:
+    """Every hook of a release, and of trees by batch size."""
     attention = "sglang.srt.layers.attention"
     return (
         (
@@ -67,14 +69,16 @@ def list_targets(release: Release) -> tuple[Target, ...]:
             "AFTER",
             ("recv_req",),
         ),
+        *(tiers.targets if tiers is not None else ()),
     )
 
 
-def _register_all() -> PluginError | None:
-    """Register every hook, or none and say why."""
+def _register_all(said: str) -> PluginError | None:
+    """Register every hook, or none and say why; ``said``: BOLEGEN_TIERS."""
     try:
         release = find_release(importlib.import_module("sglang").__version__)
-        targets = list_targets(release)
+        tiers = read_tiers(said, release)
+        targets = list_targets(release, tiers)
         for path, _, _, names in targets:
             _expect_method(path, names)
     except PluginError as error:
@@ -82,7 +86,7 @@ def _register_all() -> PluginError | None:
     registry = importlib.import_module("sglang.srt.plugins.hook_registry")
     for path, hook, kind, _ in targets:
         registry.HookRegistry.register(path, hook, registry.HookType[kind])
-    hooks.active.release = release
+    hooks.active.release, hooks.active.tiers = release, tiers
     return None
 
 
@@ -121,13 +125,16 @@ def check_scheduler(problem: PluginError | None, server_args: Any) -> None:
         raise problem
     release = hooks.active.release
     assert release is not None
-    missing = [path for path, hook, _, _ in list_targets(release) if not check_applied(path, hook)]
+    tiers = hooks.active.tiers
+    targets = list_targets(release, tiers)
+    missing = [path for path, hook, _, _ in targets if not check_applied(path, hook)]
     if missing:
         raise PluginError(
             f"hooks that SGLang did not install: {', '.join(missing)}; its log says why. Start "
             "without BOLEGEN_ENABLE=1 to serve without the plugin"
         )
-    hooks.active.bounds = read_bounds(_read_flags(release, server_args))
+    flags = _read_flags(release, server_args)
+    hooks.active.bounds = read_bounds(flags, tiers.tiers if tiers is not None else ())
     if hooks.active.bounds is None:
         logger.warning("bolegen has nothing to do: no speculation, or --speculative-eagle-topk 1")
 

@@ -23,12 +23,14 @@ class Release:
 
     sizing: the method that reserves memory for states. published: the configuration is in
     SGLang's context, not in server_args alone. run: SGLang was run on a GPU with the plugin.
+    tiers: zero draft steps are plain decoding, and each number of steps has its own graphs.
     """
 
     version: str
     sizing: str
     published: bool
     run: bool = False
+    tiers: bool = False
 
 
 RELEASES = (
@@ -38,7 +40,13 @@ RELEASES = (
     ),
     Release("0.5.16", f"{_CONFIGURATOR}._handle_max_mamba_cache", False),
     *(
-        Release(f"0.5.{n}", f"{_CONFIGURATOR}._handle_max_mamba_cache", True, run=n in (17, 23))
+        Release(
+            f"0.5.{n}",
+            f"{_CONFIGURATOR}._handle_max_mamba_cache",
+            True,
+            run=n in (17, 23),
+            tiers=n == 23,
+        )
         for n in range(17, 24)
     ),
 )
