@@ -153,7 +153,7 @@ def verify(
     links = metadata.retrieve_next_token, metadata.retrieve_next_sibling
     if links[0] is None:  # a dummy run: nothing of it is read
         return mixed_qkv.new_zeros(1, len(mixed_qkv), layer.num_v_heads, layer.head_v_dim)
-    verifier = _verifiers_of(pool)[links[0].shape[1]]
+    verifier = _verifier_of(pool, metadata)
     cache = pool.mamba2_layer_cache(layer.layer_id)
     weights = LayerWeights(layer.conv_weights, layer.A_log, layer.dt_bias, layer.bias)
     return verifier.verify(
@@ -181,7 +181,7 @@ def commit(
         )  # fmt: skip
         return
     metadata = linear.forward_metadata
-    verifier = _verifiers_of(pool)[metadata.retrieve_next_token.shape[1]]
+    verifier = _verifier_of(pool, metadata)
     tracks: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
     if mamba_track_indices is not None and mamba_steps_to_track is not None:
         tracks = mamba_track_indices, mamba_steps_to_track
@@ -202,6 +202,14 @@ def report(result: Any, *args: Any, **options: Any) -> Any:
 def _verifiers_of(pool: Any) -> dict[int, TreeVerifier]:
     """By nodes; only a pool that `allocate` built has them."""
     return getattr(pool.mamba_pool, "bolegen_verifiers", {})
+
+
+def _verifier_of(pool: Any, metadata: Any) -> TreeVerifier:
+    """The one whose trees this forward has."""
+    verifiers = _verifiers_of(pool)
+    if len(verifiers) == 1:
+        return next(iter(verifiers.values()))
+    return verifiers[metadata.retrieve_next_token.shape[1]]
 
 
 def _pools(pool: Any) -> tuple[torch.Tensor, torch.Tensor]:
