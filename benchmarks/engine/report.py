@@ -15,7 +15,7 @@ import torch
 from benchmarks.engine.records import read_records
 from benchmarks.pages import table
 
-__all__ = ["TOKENS", "find_cached", "list_tokens", "main", "sample_chances"]
+__all__ = ["TOKENS", "count_rounds", "find_cached", "list_tokens", "main", "sample_chances"]
 
 TIE = 0.25  # log-probabilities of bf16 logits lie on steps of up to this
 # ties change what is accepted: lengths may be off by this part of the engine's own
@@ -58,11 +58,20 @@ def list_tokens(records: list[dict[str, Any]]) -> list[list[str]]:
     return rows
 
 
+def count_rounds(record: dict[str, Any]) -> int:
+    """Rounds that the plugin committed, by its own counters in the server's state."""
+    said = record["bolegen"] or {}
+    widths = [said, *said.get("narrower", [])]
+    return sum(int(width.get("bolegen_rounds_total", 0)) for width in widths)
+
+
 def find_faults(base: dict[str, Any], records: list[dict[str, Any]]) -> list[str]:
     """What the plugin may not do, beside SGLang's own trees of the same shape."""
     own = {r["tree"]: r for r in records if not r["plugin"] and r["tree"]}
     faults = []
     for record in (r for r in records if r["plugin"]):
+        if not count_rounds(record):
+            faults.append(f"{record['label']}: the plugin committed no round")
         stock = own.get(record["tree"])
         for i, run in enumerate(record["runs"]):
             # a lead that plain decoding did not record is no tie
@@ -150,7 +159,8 @@ def report_talks(records: list[dict[str, Any]]) -> list[str]:
     if not alike:
         return ["no conversation is equal in all engines"]
     _, own, ours = (sum(turns) for turns in cached)
-    return [f"cached tokens: {ours} with the plugin, {own} without"] if ours < own else []
+    faults = [f"cached tokens: {ours} with the plugin, {own} without"] if ours < own else []
+    return faults if count_rounds(records[2]) else [*faults, "the plugin committed no round"]
 
 
 def main() -> None:

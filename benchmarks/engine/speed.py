@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.records import read_records
+from benchmarks.engine.report import count_rounds
 from benchmarks.pages import table
 
 __all__ = ["HEAD", "choose_tiers", "list_speeds", "main", "write_plain"]
@@ -36,6 +37,8 @@ def list_speeds(records: list[Record]) -> tuple[list[list[str]], list[str]]:
     rows, slower = [], []
     for (tree, plugin), ours in trees.items():
         stock = trees.get((tree, False))
+        if plugin and not count_rounds(ours):
+            slower.append(f"{tree}: the plugin committed no round")
         if plugin and stock is not None:
             found = compare_tree(records[0], stock, ours)
             rows += found[0]

@@ -23,7 +23,11 @@ def draw(rate: float, seed: int, count: int = 3000) -> dict[str, int]:
 def engine(tree: str | None, plugin: bool, **said: Any) -> dict[str, Any]:
     run = {"batch": 2, "output_ids": TOKENS, "accepted": 2.0, "rounds": [2, 2]}
     label = ("ours" if plugin else "stock") if tree else "ar"
-    return {"label": label, "tree": tree, "plugin": plugin, "memory": {}, "runs": [run]} | said
+    counted = {"bolegen_rounds_total": 9} if plugin else None
+    return {
+        "label": label, "tree": tree, "plugin": plugin, "memory": {}, "bolegen": counted,
+        "runs": [run],
+    } | said  # fmt: skip
 
 
 def changed(record: dict[str, Any], **said: Any) -> dict[str, Any]:
@@ -49,6 +53,8 @@ def test_tokens_may_leave_decoding_at_a_tie_alone() -> None:
     assert not report.find_faults(base, [base, stock, ours])
     assert not report.find_faults(base, [base, stock, at_tie])
     assert "leads lost" in report.find_faults(base, [base, stock, clear])[0]
+    passed = ours | {"bolegen": {"bolegen_rounds_total": 0}}
+    assert "no round" in report.find_faults(base, [base, stock, passed])[0]
     slow = changed(ours, accepted=1.5)
     assert "accepted length" in report.find_faults(base, [base, stock, slow])[0]
 
