@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SGLang with and without the plugin on one GPU:
-#     bash benchmarks/engine/run.sh tokens|tiers|talks|faults|kit|speed|capacity [PARTS]
+#     bash benchmarks/engine/run.sh tokens|tiers|talks|faults|kit|speed|capacity|online|online9b [PARTS]
 # tokens: MODEL (a trained hybrid with an MTP head) by plain decoding, SGLang's trees and ours, at once:
 #         greedy tokens, accepted lengths, and the law of SAMPLES answers at temperature 1.
 #         TREES (steps,topk,nodes ...) and NEW_TOKENS make it shorter.
@@ -11,6 +11,9 @@
 # speed: random weights at Qwen3.5-9B's shapes with KERNEL_MODEL's tokenizer; accepted lengths simulated,
 #        engines start together and measure one by one.
 # capacity: KV tokens of a server that takes all it can, without and with the plugin.
+# online: MODEL under conversations that arrive at three loads, each system in turn, answers checked.
+#         SYSTEMS, TREE, RATE (conversations a second), SEEDS, TALKS and MEMORY (engine arguments) change it.
+# online9b: the same at 9B shapes in a share of the memory, acceptance simulated; VOUCHERS: what `online` kept.
 # PARTS: a folder with a packed SGLang and its install_sglang.sh; without it SGLang must import.
 # Results, logs and compiler caches are left in $OUT (default: out/engine).
 set -u
@@ -45,7 +48,7 @@ drive() { # LABEL ARGUMENTS...
     label="$1"
     shift
     began=$SECONDS
-    timeout -k 5 "${LIMIT:-520}" python3 "$root/benchmarks/engine/drive.py" --out "$results/$label.json" "$@" \
+    timeout -k 5 "${LIMIT:-520}" python3 "$root/benchmarks/${driver:-engine/drive.py}" --out "$results/$label.json" "$@" \
         >"$results/$label.log" 2>&1 </dev/null
     rc=$?
     echo $rc $((SECONDS - began)) >"$results/$label.rc"
@@ -54,6 +57,33 @@ drive() { # LABEL ARGUMENTS...
     grep -hoE 'Mamba Cache is allocated.*|bolegen (verifies|has nothing).*|max_total_num_tokens=[0-9]+' \
         "$results/$label.log" | sort -u | head -6
     [ $rc -eq 0 ] || grep -vE '^\s*$' "$results/$label.log" | cut -c1-300 | tail -25
+}
+online() { # ARGUMENTS...: every one of SYSTEMS with them, together where PEERS is set
+    driver=serving/serve.py
+    tree="${TREE:-6,4,40}"
+    systems="${SYSTEMS:-ar chain replayssm stock ours}"
+    online_files=()
+    for system in $systems; do
+        case $system in
+        ar) label=ar own=(${MARGINS:-}) ;;
+        chain) label=chain-4,1,5 own=(--tree 4,1,5 ${CHAIN_ACCEPT:-}) ;;
+        replayssm) label=replayssm-4,1,5 own=(--tree 4,1,5 --replayssm ${CHAIN_ACCEPT:-}) ;;
+        stock) label="stock-$tree" own=(--tree "$tree" ${TREE_ACCEPT:-}) ;;
+        ours) label="ours-$tree" own=(--tree "$tree" --plugin ${TREE_ACCEPT:-}) ;;
+        *) echo "run.sh: SYSTEMS: expected ar, chain, replayssm, stock, ours, got $system" >&2 && exit 2 ;;
+        esac
+        online_files+=("$results/$label.json")
+        if [ -n "${PEERS:-}" ]; then
+            drive "$label" "$@" "${own[@]}" --log "$results/$label.log" --peers "$(wc -w <<<"$systems")" &
+        else
+            drive "$label" "$@" "${own[@]}" --log "$results/$label.log"
+        fi
+    done
+    wait
+    cp "${online_files[@]}" "$OUT/"
+}
+keep() { # ARGUMENTS...: check, print, and keep the records that were checked
+    python3 "$root/benchmarks/serving/report.py" "${online_files[@]}" --keep "$OUT" "$what" "$@"
 }
 case "$what" in
 tokens)
@@ -152,8 +182,23 @@ capacity)
     LIMIT=250 drive ours "${common[@]}" --plugin
     files=("$results"/{stock,ours}.json)
     ;;
+online)
+    # room for some requests' KV and states, and not for all conversations'
+    share='{"mem_fraction_static": 0.6, "max_total_tokens": 20480, "max_mamba_cache_size": 80, "sleep_on_idle": true}'
+    MARGINS=--margins PEERS=1 online --model "$MODEL" --requests 16 --rate "${RATE:-4}" --seeds "${SEEDS:-1}" \
+        --talks "${TALKS:-32}" --extra "${MEMORY:-$share}"
+    keep
+    ;;
+online9b)
+    python3 "$root/benchmarks/engine/shapes.py" "$KERNEL_MODEL" "$home/m_9b"
+    share='{"mem_fraction_static": 0.45, "load_format": "dummy"}'
+    # accepted lengths are those that `tokens` measured
+    CHAIN_ACCEPT="--accept 4.0" TREE_ACCEPT="--accept 5.6" online --model "$home/m_9b" --requests 16 \
+        --rate "${RATE:-3}" --seeds "${SEEDS:-1}" --talks "${TALKS:-32}" --extra "${MEMORY:-$share}"
+    keep ${VOUCHERS:+--vouchers "$VOUCHERS"}
+    ;;
 *)
-    echo "run.sh: expected tokens, tiers, talks, faults, kit, speed or capacity, got $what" >&2
+    echo "run.sh: $what is not among tokens, tiers, talks, faults, kit, speed, capacity, online, online9b" >&2
     exit 2
     ;;
 esac

@@ -1,0 +1,98 @@
+"""A system's answers beside plain decoding's: what must hold before its speed is printed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.report import TIE, first_differences
+
+__all__ = ["check_records", "find_faults", "system", "write_checked"]
+
+Record = dict[str, Any]
+TAKEN_OUT = ("output_ids", "leads")
+
+
+def system(record: Record) -> tuple[Any, ...]:
+    """What decodes, whatever the model and the load."""
+    return record["tree"], record["plugin"], record["replayssm"]
+
+
+def check_records(records: list[Record], vouchers: list[Record]) -> list[Record]:
+    """Records as they are kept, plain decoding first: answers replaced by what was found of them.
+
+    Simulated acceptance answers at random: ``vouchers`` are checked records of a trained model,
+    and vouch for the systems whose answers held there. ValueError for other settings.
+    """
+    base = records[0]
+    if base["tree"]:
+        raise ValueError(f"plain decoding must come first, got {base['label']}")
+    for record in records[1:]:
+        for name in ("settings", "versions"):
+            if record[name] != base[name]:
+                raise ValueError(
+                    f"{record['label']}: {name} are {record[name]}, plain decoding's {base[name]}"
+                )
+    return [_keep(base, record, vouchers) for record in records]
+
+
+def _keep(base: Record, record: Record, vouchers: list[Record]) -> Record:
+    runs = []
+    for want, run in zip(base["runs"], record["runs"], strict=True):
+        kept = {name: value for name, value in run.items() if name not in TAKEN_OUT}
+        if record["accept"] is None:
+            kept["answers"] = compare(want, run)
+        runs.append(kept)
+    record = record | {"runs": runs}
+    if record["accept"] is not None:
+        record["vouched"] = any(
+            system(v) == system(record) and not find_faults(v) for v in vouchers
+        )
+    return record
+
+
+def compare(base: Record, run: Record) -> Record:
+    """Requests whose prompts were plain decoding's, those answered alike, and the other ones'
+    first other token with plain decoding's lead there.
+
+    A conversation's prompts are equal up to the first answer that is not.
+    """
+    want, got, leads = [], [], []
+    left: set[int] = set()
+    alike = 0
+    for i, (row, one, other) in enumerate(
+        zip(base["rows"], base["output_ids"], run["output_ids"], strict=True)
+    ):
+        if row[0] in left:
+            continue
+        want.append(one)
+        got.append(other)
+        if "leads" in base:
+            leads.append({"output_ids": one, "lead": base["leads"][i]})
+        alike += one == other
+        if one != other:
+            left.add(row[0])
+    plain = {"runs": [{"batch": 0, "output_ids": want}], "margins": leads}
+    differing = first_differences(plain, {"batch": 0, "output_ids": got})
+    return {"asked": len(base["rows"]), "compared": len(want), "alike": alike, "other": differing}
+
+
+def find_faults(record: Record) -> list[str]:
+    """Why a checked record's speed may not be printed."""
+    if record["accept"] is not None:
+        if record["vouched"]:
+            return []
+        return [f"{record['label']}: its answers were not checked with a trained model"]
+    faults = []
+    for run in record["runs"]:
+        # a lead that plain decoding did not record is no tie
+        clear = [pair for pair in run["answers"]["other"] if not pair[1] <= TIE]
+        if clear:
+            where = f"{record['label']}, load {run['load']}, seed {run['seed']}"
+            faults.append(f"{where}: leads lost, clear or unknown: {clear}")
+    return faults
+
+
+def write_checked(path: Path, records: list[Record]) -> None:
+    """One line a record."""
+    lines = (json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+    path.write_text("".join(lines), "utf-8")
