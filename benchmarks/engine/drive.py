@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.engine.measures import converse, measure_batch, measure_margins, sample
 
-__all__ = ["main"]
+__all__ = ["alone", "engine_arguments", "main", "set_environment"]
 
 
 def read_options() -> argparse.Namespace:
@@ -78,6 +78,14 @@ def engine_arguments(options: argparse.Namespace, sizes: list[int]) -> dict[str,
     return said
 
 
+def set_environment(options: argparse.Namespace) -> None:
+    """What the plugin and the engine read before they start."""
+    os.environ["BOLEGEN_ENABLE"] = "1" if options.plugin else "0"
+    os.environ["BOLEGEN_TIERS"] = options.tiers or ""
+    if options.accept:
+        os.environ["SGLANG_SIMULATE_ACC_LEN"] = str(options.accept)
+
+
 def make_prompts(model: Path, count: int, length: int = 64) -> list[list[int]]:
     """Prompts that lie beside the model, or random tokens."""
     path = model / "prompts.json"
@@ -107,10 +115,7 @@ def alone(options: argparse.Namespace) -> Iterator[None]:
 def main() -> None:
     """Start, measure, write."""
     options = read_options()
-    os.environ["BOLEGEN_ENABLE"] = "1" if options.plugin else "0"
-    os.environ["BOLEGEN_TIERS"] = options.tiers or ""
-    if options.accept:
-        os.environ["SGLANG_SIMULATE_ACC_LEN"] = str(options.accept)
+    set_environment(options)
     import sglang
     import torch
     import triton

@@ -6,7 +6,6 @@ The prefix cache is on, and empty when a load begins. The memory that engines ma
 
 import argparse
 import json
-import os
 import re
 import sys
 import time
@@ -14,7 +13,7 @@ from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.drive import alone, engine_arguments
+from benchmarks.engine.drive import alone, engine_arguments, set_environment
 from benchmarks.serving.load import Clock, Request, RequestError, offer
 from benchmarks.serving.margins import measure_leads
 from benchmarks.serving.talks import Shape, Talk, draw_talks, read_text
@@ -39,6 +38,7 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--log", type=Path, help="where this process's output goes")
     parser.add_argument("--tree", help="steps,topk,nodes of NEXTN, or ngram,topk,nodes")
     parser.add_argument("--plugin", action="store_true", help="with BOLEGEN_ENABLE=1")
+    parser.add_argument("--tiers", help="BOLEGEN_TIERS, for the tree's steps and topk")
     parser.add_argument("--replayssm", action="store_true", help="SGLang's, for chains")
     parser.add_argument("--margins", action="store_true", help="of plain decoding's answers")
     parser.add_argument("--accept", type=float, help="accepted length that SGLang simulates")
@@ -74,9 +74,7 @@ def describe(options: argparse.Namespace) -> Record:
 
 def start(options: argparse.Namespace) -> tuple[Any, dict[str, str]]:
     """The engine, and the versions of what it runs on."""
-    os.environ["BOLEGEN_ENABLE"] = "1" if options.plugin else "0"
-    if options.accept:
-        os.environ["SGLANG_SIMULATE_ACC_LEN"] = str(options.accept)
+    set_environment(options)
     import sglang
     import torch
     import triton
