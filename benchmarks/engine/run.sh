@@ -70,7 +70,8 @@ online() { # ARGUMENTS...: every one of SYSTEMS with them, together where PEERS 
         replayssm) label=replayssm-4,1,5 own=(--tree 4,1,5 --replayssm ${CHAIN_ACCEPT:-}) ;;
         stock) label="stock-$tree" own=(--tree "$tree" ${TREE_ACCEPT:-}) ;;
         ours) label="ours-$tree" own=(--tree "$tree" --plugin ${TREE_ACCEPT:-}) ;;
-        *) echo "run.sh: SYSTEMS: expected ar, chain, replayssm, stock, ours, got $system" >&2 && exit 2 ;;
+        tiers) label="tiers-$tree" own=(--tree "$tree" --tiers "${TIERS:-1:6x40 8:4x16}" --plugin ${TREE_ACCEPT:-}) ;;
+        *) echo "run.sh: SYSTEMS: expected ar, chain, replayssm, stock, ours, tiers, got $system" >&2 && exit 2 ;;
         esac
         online_files+=("$results/$label.json")
         if [ -n "${PEERS:-}" ]; then

@@ -14,7 +14,7 @@ TAKEN_OUT = ("output_ids", "leads")
 
 def system(record: Record) -> tuple[Any, ...]:
     """What decodes, whatever the model and the load."""
-    return record["tree"], record["plugin"], record["replayssm"]
+    return record["tree"], record["tiers"], record["plugin"], record["replayssm"]
 
 
 def check_records(records: list[Record], vouchers: list[Record]) -> list[Record]:

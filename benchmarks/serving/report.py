@@ -28,6 +28,7 @@ NAMES = {
     "replayssm": "SGLang's chain, ReplaySSM",
     "stock": "SGLang's trees",
     "ours": "bolegen",
+    "tiers": "bolegen, trees by batch size",
 }
 # figure, its heading, digits
 FIGURES: tuple[tuple[str, str, int], ...] = (

@@ -167,6 +167,7 @@ def main(arguments: list[str] | None = None) -> None:
         "label": options.out.stem,
         "plugin": options.plugin,
         "tree": options.tree,
+        "tiers": options.tiers,
         "replayssm": options.replayssm,
         "accept": options.accept,
         "versions": versions,

@@ -148,7 +148,7 @@ def record(label: str, tmp_path: Path, **said: Any) -> dict[str, Any]:
     if options.margins:
         serve.add_leads(engine, runs)
     found: dict[str, Any] = {
-        "label": label, "plugin": label.startswith("ours"), "replayssm": False,
+        "label": label, "plugin": label.startswith("ours"), "tiers": None, "replayssm": False,
         "tree": label.partition("-")[2] or None, "accept": None, "versions": {"sglang": "0.5.23",
         "device": "none", "torch": "-", "triton": "-"}, "settings": serve.describe(options),
         "runs": runs, "running": 4, "memory": {"token_capacity": 4096, "kvcache": 0.5},
