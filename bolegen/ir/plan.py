@@ -5,7 +5,7 @@ from enum import Enum
 
 from bolegen.errors import SpecError
 from bolegen.ir.mixer import Decay
-from bolegen.ir.spec import LayerSpec, Target
+from bolegen.ir.spec import PORTABLE_SMEM, LayerSpec, Target
 from bolegen.ir.tree import TreeTemplate
 
 __all__ = ["Block", "Precision", "Solver", "Tiling", "TreePlan", "plan_tree"]
@@ -158,6 +158,18 @@ class TreePlan:
             rows = _padded(count) + _padded(nodes - count)
             count = tile if tile + _padded(nodes - tile) <= rows else count
         return min(count, nodes)
+
+    @property
+    def row_tile(self) -> int:
+        """Most rows of Y that factor forms at once: 64, or fewer where operands of so many do not
+        fit into shared memory. A block may not be larger, nor lie across two tiles.
+        """
+        smem = self.target.smem_bytes if self.target else PORTABLE_SMEM
+        row = self.spec.dtype.bytes << (self.spec.d_k - 1).bit_length()
+        rows = _NODE_TILE
+        while rows > _ROW and 3 * rows * row > smem:
+            rows //= 2
+        return rows
 
     @property
     def _splits_columns(self) -> bool:

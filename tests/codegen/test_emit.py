@@ -23,6 +23,7 @@ from bolegen.ir import (
     LIGHTNING,
     MAMBA2,
     MIXERS,
+    TARGETS,
     Decay,
     DType,
     LayerSpec,
@@ -339,3 +340,27 @@ def test_a_tree_of_three_levels_needs_two_products_with_g() -> None:
         (16, True, 2),
         (32, False, 0),
     ]
+
+
+@pytest.mark.parametrize("solver", [None, *Solver])
+@pytest.mark.parametrize(
+    ("d_k", "dtype"), [(128, DType.BF16), (128, DType.FP32), (256, DType.FP32)]
+)
+@pytest.mark.parametrize("target", [None, "sm_90"])
+def test_no_block_of_columns_lies_across_two_tiles_of_rows(
+    solver: Solver | None, d_k: int, dtype: DType, target: str | None
+) -> None:
+    spec = LayerSpec(d_k=d_k, dtype=dtype)
+    trees = [EAGLE, EAGLE_128, "(3,3,3)", "(4,4,4)", "(2,18,2)", "chain:100"]
+    for template in [*trees, *([] if solver is Solver.LEVELS else ["any:64", "any:144"])]:
+        try:
+            plan = plan_template(
+                template, spec, depth=100 if "chain" in template else 8, solver=solver,
+                target=TARGETS[target] if target else None,
+            )  # fmt: skip
+        except SpecError:  # levels of a chain
+            assert solver is Solver.LEVELS
+            continue
+        for block in plan.columns:
+            first, last = block.start, block.start + block.rows - 1
+            assert first // plan.tiling.b_r == last // plan.tiling.b_r, (template, block)

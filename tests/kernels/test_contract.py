@@ -189,6 +189,24 @@ def test_many_nodes(nodes: int) -> None:
     play(m, make_round(m, batch=1, trees=[tree]), [deepest(tree, [True] * nodes)]).assert_within()
 
 
+@pytest.mark.parametrize(
+    ("solver", "template", "shape"),
+    [
+        # levels of 1, 18, 20 and 17 nodes, all with descendants: blocks of one size
+        (Solver.LEVELS, spell([-1, *[0] * 18, *range(1, 19), 1, 2, *range(19, 36), 36, 36]), {}),
+        # rows of which 16 fit into shared memory, more nodes with descendants than that
+        (Solver.HORNER, spell(grow(40, depth=6, seed=3)), {"d_k": 256, "dtype": DType.FP32}),
+        (None, "any:130", {"d_k": 256, "dtype": DType.FP32}),
+    ],
+)
+def test_blocks_of_columns_lie_within_tiles_of_rows(
+    solver: Solver | None, template: str, shape: dict[str, Any]
+) -> None:
+    m = build(template, depth=6, solver=solver, value_heads=1, factors="pku", **shape)
+    trees = None if m.MODULE.parents is not None else [grow(130, depth=6, seed=5)]
+    play(m, make_round(m, batch=1, trees=trees), [m.MODULE.nodes - 1]).assert_within()
+
+
 DEPTHS = {
     Solver.HORNER: [1, 2, 3, 7, 8, 9, 15, 16, 17],
     Solver.LEVELS: [1, 3, 8],

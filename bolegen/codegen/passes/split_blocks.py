@@ -41,19 +41,22 @@ def _invert(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     sizes = [block.rows for block in blocks if block.column]
     if len(sizes) < 2 or len(set(sizes)) > 1 or sizes[0] > _LARGEST_INVERSE:
         return blocks
+    if not any(block.steps for block in blocks):
+        return blocks
     return tuple(replace(block, inverted=block.column) for block in blocks)
 
 
 def _groups(plan: TreePlan) -> list[tuple[int, ...]]:
     """Nodes of each block, -1 for padding."""
     order, tree = plan.order, plan.tree
-    largest = _largest(plan)
+    largest = min(_largest(plan), plan.row_tile)
     if plan.any_may_have_columns:
         return _cut(order, largest)
     if plan.solver is Solver.LEVELS:
         levels = tree.levels
         by_level = [[n for n in order if levels[n] == d] for d in range(tree.depth + 1)]
-        return [group for nodes in by_level for group in _cut(nodes, largest)]
+        size = min(_level_size(by_level), plan.row_tile)
+        return [group for nodes in by_level for group in _slice(nodes, size)]
     count = plan.column_nodes
     return _cut(order[:count], largest) + _cut(order[count:], 64)
 
@@ -61,8 +64,20 @@ def _groups(plan: TreePlan) -> list[tuple[int, ...]]:
 def _largest(plan: TreePlan) -> int:
     if plan.solver is not Solver.SUBSTITUTION:
         # nested intermediates grow like 2.9^steps with beta near 2: docs/theory.md, fact 1
-        return 64 if plan.solver is Solver.LEVELS or plan.steps <= _DEEPEST_HORNER else _ROW
+        return 64 if plan.steps <= _DEEPEST_HORNER else _ROW
     return 16 if plan.tree.nodes <= 128 else 32
+
+
+def _level_size(by_level: list[list[int]]) -> int:
+    """Rows of every block, 16 or 32: equal, so that none lies across two of factor's row tiles."""
+    blocks = sum(len(_slice(nodes, _ROW)) for nodes in by_level)
+    return _ROW if blocks <= _MOST_LEVEL_BLOCKS else 2 * _ROW
+
+
+def _slice(nodes: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    """Groups of one size, the last padded."""
+    cuts = [tuple(nodes[i : i + size]) for i in range(0, len(nodes), size)]
+    return [cut + (-1,) * (size - len(cut)) for cut in cuts]
 
 
 def _padded(count: int) -> int:

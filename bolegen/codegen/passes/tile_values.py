@@ -35,9 +35,7 @@ def tile_values(plan: TreePlan) -> TreePlan:
     if plan.precision.state_terms and plan.spec.mixer.decay is Decay.CHANNEL:
         cap = 168  # its decayed operands fill shared memory first
         walk_cap = 128 if small else None
-    b_r = min(64, _power(plan.rows))
-    while b_r > 16 and 3 * b_r * d_k * plan.spec.dtype.bytes > smem:
-        b_r //= 2
+    b_r = min(plan.row_tile, _power(plan.rows))
     rolled = _is_rolled(plan, b_r)
     mixer = plan.spec.mixer
     shares = (
