@@ -90,7 +90,7 @@ def interpret(
     ``parents`` gives the topology of a runtime plan, at most ``plan.tree.nodes`` nodes; a
     static plan has its own. (I + G)^-1 is folded into what multiplies R once a head:
     O = D_P Q S + Y R with Y = C (I + G)^-1, and U = R + Z R with Z = -G (I + G)^-1.
-    Only nodes with descendants have columns in Y and Z; a leaf's own R enters by its q.k.
+    Only nodes of blocks with columns have them in Y and Z; another's own R enters by its q.k.
     Raises TreeError where a tree at run time is missing, too large or too deep.
     """
     known, mixer = _topology(plan, parents), plan.spec.mixer

@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in tf32x3 and two bf16 terms, as R
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    bdc2c1e4cca288e6
+digest    761ede30ef77fa2a
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -119,7 +119,7 @@ MODULE = Module(
     readout="split",
     factors="pku",
     schedules=("tiled", "folded"),
-    digest="bdc2c1e4cca288e6",
+    digest="761ede30ef77fa2a",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -136,7 +136,7 @@ DV = tl.constexpr(128)
 W = tl.constexpr(4)
 C = tl.constexpr(8192)  # channels of a row q|k|v
 ROWS = tl.constexpr(48)  # padded positions of all blocks
-COLUMNS = tl.constexpr(16)  # of them, columns of G: blocks with descendants
+COLUMNS = tl.constexpr(16)  # of them, columns of G: blocks that nodes with descendants lie in
 
 
 @triton.jit
@@ -208,7 +208,7 @@ def _coarse(b_x):
 
 @triton.jit
 def _parent(parents, i):
-    """Parent of node i > 0: the topology is in the code, parents is None."""
+    """Parent of node i > 0: the topology is in the code, parents is not read."""
     return (i - 1) // 3
 
 
@@ -812,7 +812,7 @@ def _factor(
     """Y = C (I + G)^-1 and Z = (I + G)^-1 - I of HEADS value heads, and the scales of their nodes.
 
     Y (I + G) = C, by columns, last first: a column block is C and what later blocks take from it,
-    times its own inverse.  -G of the nodes with descendants goes by way of p_prod.
+    times its own inverse.  -G of the nodes that have columns goes by way of p_prod.
     """
     i_k = first // 2
     p_rq = vectors + (i_b * (2 * HK) + i_k) * T

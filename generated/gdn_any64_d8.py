@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    0cb9b843b9be65b6
+digest    c5e6e0c85ed3181d
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="0cb9b843b9be65b6",
+    digest="c5e6e0c85ed3181d",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -97,7 +97,7 @@ DV = tl.constexpr(128)
 W = tl.constexpr(4)
 C = tl.constexpr(8192)  # channels of a row q|k|v
 ROWS = tl.constexpr(64)  # padded positions of all blocks
-COLUMNS = tl.constexpr(64)  # of them, columns of G: blocks with descendants
+COLUMNS = tl.constexpr(64)  # of them, columns of G: all
 
 
 @triton.jit
@@ -753,7 +753,7 @@ def _factor(
     """Y = C (I + G)^-1 of HEADS value heads, and the scales of their nodes.
 
     Y (I + G) = C, by columns, last first: a column block is C and what later blocks take from it,
-    times its own inverse.  -G of the nodes with descendants goes by way of p_prod.
+    times its own inverse.  -G of the nodes that have columns goes by way of p_prod.
     """
     i_k = first // 2
     p_rq = vectors + (i_b * (2 * HK) + i_k) * T

@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16; 16 columns of G
-digest    207c28e386ea8cb8
+digest    302448ba9940b860
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="207c28e386ea8cb8",
+    digest="302448ba9940b860",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -97,7 +97,7 @@ DV = tl.constexpr(128)
 W = tl.constexpr(4)
 C = tl.constexpr(8192)  # channels of a row q|k|v
 ROWS = tl.constexpr(16)  # padded positions of all blocks
-COLUMNS = tl.constexpr(16)  # of them, columns of G: blocks with descendants
+COLUMNS = tl.constexpr(16)  # of them, columns of G: blocks that nodes with descendants lie in
 
 
 @triton.jit
@@ -169,7 +169,7 @@ def _coarse(b_x):
 
 @triton.jit
 def _parent(parents, i):
-    """Parent of node i > 0: the topology is in the code, parents is None."""
+    """Parent of node i > 0: the topology is in the code, parents is not read."""
     return i - 1
 
 
@@ -747,7 +747,7 @@ def _factor(
     """Y = C (I + G)^-1 of HEADS value heads, and the scales of their nodes.
 
     Y (I + G) = C, by columns, last first: a column block is C and what later blocks take from it,
-    times its own inverse.  -G of the nodes with descendants goes by way of p_prod.
+    times its own inverse.  -G of the nodes that have columns goes by way of p_prod.
     """
     i_k = first // 2
     p_rq = vectors + (i_b * (2 * HK) + i_k) * T

@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state exact in bf16; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 23280 bytes a node (a state snapshot: 2280960)
 solver    horner; blocks of 16; 16 columns of G
-digest    eaef07f6fdcfabfd
+digest    daa55d0a09a75da9
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="eaef07f6fdcfabfd",
+    digest="daa55d0a09a75da9",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -97,7 +97,7 @@ DV = tl.constexpr(192)
 W = tl.constexpr(4)
 C = tl.constexpr(11520)  # channels of a row q|k|v
 ROWS = tl.constexpr(16)  # padded positions of all blocks
-COLUMNS = tl.constexpr(16)  # of them, columns of G: blocks with descendants
+COLUMNS = tl.constexpr(16)  # of them, columns of G: blocks that nodes with descendants lie in
 
 
 @triton.jit
@@ -169,7 +169,7 @@ def _coarse(b_x):
 
 @triton.jit
 def _parent(parents, i):
-    """Parent of node i > 0: the topology is in the code, parents is None."""
+    """Parent of node i > 0: the topology is in the code, parents is not read."""
     b_s = i
     b_s = tl.where(i < 32, b_s, 0)
     b_w = tl.full(i.shape, 0xD8, tl.int32)
@@ -193,7 +193,7 @@ def _row_at(i):
 
 @triton.jit
 def _row_of(i):
-    """Row of scratch of node i: nodes with descendants come first."""
+    """Row of scratch of node i: nodes that have columns come first."""
     b_s = i
     b_s = tl.where(i < 32, b_s, 0)
     b_w = tl.full(i.shape, 0x32A, tl.int32)
@@ -790,7 +790,7 @@ def _factor(
     """Y = C (I + G)^-1 of HEADS value heads, and the scales of their nodes.
 
     Y (I + G) = C, by columns, last first: a column block is C and what later blocks take from it,
-    times its own inverse.  -G of the nodes with descendants goes by way of p_prod.
+    times its own inverse.  -G of the nodes that have columns goes by way of p_prod.
     """
     i_k = first // 1
     p_rq = vectors + (i_b * (2 * HK) + i_k) * T
@@ -1282,7 +1282,7 @@ def _commit_pending(
     )
 
 
-# row of scratch of each node: nodes with descendants come first
+# row of scratch of each node: nodes that have columns come first
 ROWS_OF = [0, 1, 2, 3, 6, 7, 4, 8, 5, 9, 10]
 
 

@@ -24,7 +24,7 @@ def measure_batch(
         outs = engine.generate(input_ids=prompts, sampling_params=asked)
         if repeat:
             walls.append(time.perf_counter() - begin)
-        found = [out["output_ids"] for out in outs]
+        found = [_whole(out, new_tokens) for out in outs]
         same = same and tokens in (None, found)
         tokens = found
     meta = [out["meta_info"] for out in outs]
@@ -41,6 +41,14 @@ def measure_batch(
     }
 
 
+def _whole(out: dict[str, Any], tokens: int) -> list[int]:
+    """An answer's tokens, as many as were asked for."""
+    found: list[int] = out["output_ids"]
+    if len(found) != tokens:
+        raise ValueError(f"an answer: expected {tokens} tokens, got {len(found)}")
+    return found
+
+
 def measure_margins(
     engine: Any, prompts: list[list[int]], new_tokens: int
 ) -> list[dict[str, Any]]:
@@ -53,7 +61,7 @@ def measure_margins(
     )
     return [
         {
-            "output_ids": out["output_ids"],
+            "output_ids": _whole(out, new_tokens),
             "lead": [t[0][0] - t[1][0] for t in out["meta_info"]["output_top_logprobs"]],
         }
         for out in outs
@@ -84,6 +92,6 @@ def converse(
         question = [numbers.choice(prompts[0]) for _ in range(24)]
         for history, talk, out in zip(held, talks, outs, strict=True):
             talk["cached"].append(out["meta_info"]["cached_tokens"])
-            talk["output_ids"].append(out["output_ids"])
+            talk["output_ids"].append(_whole(out, new_tokens))
             history += out["output_ids"] + question
     return talks

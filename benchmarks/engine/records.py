@@ -44,7 +44,7 @@ def shorten(base: Record, record: Record) -> Record:
         run
         | {
             "output_ids": [
-                got[: next((i + 1 for i in range(len(got)) if got[i] != want[i]), 0)]
+                _until_other(want, got)
                 for want, got in zip(held[run["batch"]], run["output_ids"], strict=True)
             ]
         }
@@ -53,13 +53,21 @@ def shorten(base: Record, record: Record) -> Record:
     return record | {"runs": runs}
 
 
+def _until_other(want: list[int], got: list[int]) -> list[int]:
+    pairs = enumerate(zip(want, got, strict=True))
+    return got[: next((at + 1 for at, (one, other) in pairs if one != other), 0)]
+
+
 def main() -> None:
     """Gather what is there."""
     folder, what, *files = sys.argv[1:]
-    records, _ = read_records(map(Path, files))
-    if records:
-        release = records[0]["versions"]["sglang"]
-        write_records(Path(folder) / f"{release}-{what}.jsonl", records)
+    records, missing = read_records(map(Path, files))
+    if missing:
+        sys.exit(f"bolegen: nothing is kept: no result of {', '.join(missing)}")
+    if records[0]["plugin"] or (records[0].get("tree") and what not in ("capacity", "kit")):
+        sys.exit(f"bolegen: {what}: expected plain decoding first, got {records[0]['label']}")
+    release = records[0]["versions"]["sglang"]
+    write_records(Path(folder) / f"{release}-{what}.jsonl", records)
 
 
 if __name__ == "__main__":

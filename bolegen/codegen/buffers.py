@@ -6,6 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from bolegen.codegen.cut import tiles_of
+from bolegen.codegen.tables import keeps_tree
 from bolegen.ir import Decay, TreePlan
 
 __all__ = ["Buffer", "Element", "Lifetime", "decay_planes", "list_buffers", "spell_memory"]
@@ -37,7 +38,7 @@ class Buffer:
     """One tensor of Factors: [layers if ``per_layer``, batch if ``per_row``, *dims].
 
     ``least_rows``: room for so many rows whatever the batch; ``exists``: False for a field that
-    this module leaves None; ``zeroed``: starts as zeros.
+    this module leaves None; ``zeroed``: starts as zeros; ``holds``: the constant that it is.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Buffer:
     least_rows: int = 0
     exists: bool = True
     zeroed: bool = False
+    holds: str = ""
     says: str = ""  # its axes, and what they hold
 
     def bytes(self, batch: int, layers: int) -> int:
@@ -72,6 +74,8 @@ class Buffer:
         rows = f"max(batch, {self.least_rows})" if self.least_rows else "batch"
         axes = ["layers"] * self.per_layer + [rows] * self.per_row
         shape = ", ".join([*axes, *map(str, self.dims)])
+        if self.holds:
+            return f"torch.tensor({self.holds}, dtype={self.element.dtype}, device=device)"
         if self.zeroed:
             return f"torch.zeros({shape}, dtype={self.element.dtype}, device=device)"
         kind = "" if self.element == _FLOAT else f", dtype={self.element.dtype}"
@@ -149,6 +153,8 @@ def _scratch_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
              says=f"[B, Hv, {plan.reach_terms}, T, 2, dk]: P o K, P o Q "
              + ("float32", "in two bf16 terms")[plan.reach_terms - 1])]
         * (mixer.decay is Decay.CHANNEL),
+        *[of("tree", dims=(4, nodes), per_row=False, element=_INT, holds="TREE",
+             says="[4, T] int32: TREE, which no kernel writes")] * keeps_tree(plan),
         of("ancestors", dims=(tiles_of(nodes, 32), nodes), element=_INT,
            exists=not plan.tree.is_static, says="[B, T/32, T] int32: a bit a node"),
     )  # fmt: skip

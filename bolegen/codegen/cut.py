@@ -155,7 +155,7 @@ def _column(plan: TreePlan, block: Block) -> dict[str, Any]:
 def _span(plan: TreePlan, block: Block, row: str, position: str) -> dict[str, Any]:
     """Rows of a block's nodes: ``row`` shifted, or by ``position`` where padding lies between."""
     nodes = _real(block.nodes)
-    kind = "with descendants" if block.column else "without"
+    kind = "with columns" if block.column else "without"
     if not plan.tree.is_static:
         kind = "of a topology at run time"
     label = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''} {kind}"

@@ -7,6 +7,7 @@ from bolegen.codegen.cut import UNROLLED, cut_tiles, power, tiles_of
 from bolegen.codegen.mix import spell_mixer
 from bolegen.codegen.signatures import kernels_of
 from bolegen.codegen.tables import (
+    keeps_tree,
     list_tables,
     reads_tree,
     spell_parents,
@@ -197,7 +198,7 @@ def _topology(plan: TreePlan) -> dict[str, object]:
     moved, read = places != list(range(tree.nodes)), reads_tree(plan)
     row_of = partial(str.format, "_row_of({})") if moved else str
     return common | {
-        "tables": list_tables(plan) if read or plan.spec.mixer.decay is Decay.CHANNEL else None,
+        "tables": list_tables(plan) if keeps_tree(plan) else None,
         "tabled": read,
         "place_of": partial(str.format, "tl.load(parents + T + {0}, mask={0} < T, other=0)")
         if read

@@ -1,10 +1,17 @@
-"""Spell small integer functions of a node as straight-line code: no memory is read for them."""
+"""Small integer functions of a node: straight-line code, or constants that kernels read."""
 
 from collections.abc import Sequence
 
-from bolegen.ir import TreePlan
+from bolegen.ir import Decay, TreePlan
 
-__all__ = ["list_tables", "reads_tree", "spell_parents", "spell_positions", "spell_table"]
+__all__ = [
+    "keeps_tree",
+    "list_tables",
+    "reads_tree",
+    "spell_parents",
+    "spell_positions",
+    "spell_table",
+]
 
 _WORD = 32
 _MOST_RUNS = 4
@@ -16,6 +23,12 @@ def reads_tree(plan: TreePlan) -> bool:
     """
     parents = plan.tree.parents or ()
     return len(parents) > _WORD and _quotient(parents) is None
+
+
+def keeps_tree(plan: TreePlan) -> bool:
+    """Whether a static tree is in memory: for those kernels, or where channels decay along it."""
+    walked = plan.tree.is_static and plan.spec.mixer.decay is Decay.CHANNEL
+    return walked or reads_tree(plan)
 
 
 def list_tables(plan: TreePlan) -> list[list[int]]:

@@ -33,7 +33,7 @@ class Block:
     """A run of padded positions that the solve handles at once.
 
     ``nodes`` holds the user's node of each position, -1 for padding; ``column`` says whether
-    the block has a place in G's columns (one of its nodes has descendants) and ``steps``
+    the block has a place in G's columns (where every node with descendants is) and ``steps``
     how often its diagonal block of G is applied: the most ancestors that a node has inside.
     ``inverted``: those steps are run once a head on the identity, X <- I - G X, and every row
     multiplies by the result instead.

@@ -220,9 +220,12 @@ def make_round(
 
 
 def poison(factors: Any) -> Any:
-    """Fill all memory of a round with NaN and huge integers, as memory may come; returns it."""
-    for tensor in vars(factors).values():
-        if isinstance(tensor, torch.Tensor):
+    """Fill all memory of a round with NaN and huge integers, as memory may come; returns it.
+
+    `tree` is a constant, which allocate writes and nothing else.
+    """
+    for name, tensor in vars(factors).items():
+        if isinstance(tensor, torch.Tensor) and name != "tree":
             wild = tensor.is_floating_point()
             tensor.fill_(float("nan") if wild else torch.iinfo(tensor.dtype).max)
     return factors
