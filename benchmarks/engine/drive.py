@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine.margins import measure_leads
 from benchmarks.engine.measures import converse, measure_batch, measure_margins, sample
 
 __all__ = ["alone", "engine_arguments", "main", "set_environment"]
@@ -153,7 +154,12 @@ def run(
     new = options.new_tokens
     found: dict[str, Any] = {}
     if options.turns:
-        found["talks"] = converse(engine, prompts, options.turns, new)
+        talks = converse(engine, prompts, options.turns, new)
+        for talk in talks:
+            said = talk.pop("prompts"), talk["output_ids"]
+            if options.margins:
+                talk["leads"] = measure_leads(engine, *said)
+        found["talks"] = talks
         return found
     found["runs"] = [measure_batch(engine, prompts[:n], new, options.repeats) for n in sizes]
     if options.margins:

@@ -82,15 +82,18 @@ def sample(engine: Any, prompts: list[list[int]], count: int) -> list[dict[str, 
 def converse(
     engine: Any, prompts: list[list[int]], turns: int, new_tokens: int
 ) -> list[dict[str, list[Any]]]:
-    """Each answer goes into its conversation's next prompt: answers, and tokens found cached."""
+    """Each answer goes into its conversation's next prompt: prompts, answers, cached tokens."""
     numbers = random.Random(1)
     held = [list(prompt) for prompt in prompts]
-    talks: list[dict[str, list[Any]]] = [{"cached": [], "output_ids": []} for _ in prompts]
+    talks: list[dict[str, list[Any]]] = [
+        {"cached": [], "output_ids": [], "prompts": []} for _ in prompts
+    ]
     asked = {**GREEDY, "max_new_tokens": new_tokens}
     for _ in range(turns):
         outs = engine.generate(input_ids=held, sampling_params=asked)
         question = [numbers.choice(prompts[0]) for _ in range(24)]
         for history, talk, out in zip(held, talks, outs, strict=True):
+            talk["prompts"].append(list(history))
             talk["cached"].append(out["meta_info"]["cached_tokens"])
             talk["output_ids"].append(_whole(out, new_tokens))
             history += out["output_ids"] + question

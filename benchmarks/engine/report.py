@@ -146,20 +146,45 @@ def find_cached(records: list[dict[str, Any]]) -> tuple[list[int], list[list[int
     ]
 
 
+def part_of_talks(base: dict[str, Any], record: dict[str, Any]) -> list[tuple[int, int, float]]:
+    """Turn and position where each conversation that is not the base's leaves it, and the lead of
+    the base's token there, nan where it was not recorded.
+    """
+    found = []
+    for want, got in zip(base["talks"], record["talks"], strict=True):
+        pairs = zip(want["output_ids"], got["output_ids"], strict=True)
+        turn = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
+        if turn is not None:
+            tokens = zip(want["output_ids"][turn], got["output_ids"][turn], strict=True)
+            at = next(i for i, (one, other) in enumerate(tokens) if one != other)
+            lead = want["leads"][turn][at] if "leads" in want else float("nan")
+            found.append((turn, at, lead))
+    return found
+
+
 def report_talks(records: list[dict[str, Any]]) -> list[str]:
-    """Print what conversations found in the cache; a fault where the plugin's found less than
-    SGLang's own, over those that all engines answered alike.
+    """Print what conversations found in the cache and where they part; the plugin's faults: less
+    found than by SGLang's own trees, over those that all engines answered alike, or a clear lead
+    lost.
     """
     alike, cached = find_cached(records)
+    faults = []
     for record, turns in zip(records, cached, strict=True):
+        parts = part_of_talks(records[0], record)
+        said = " ".join(f"{i}:{at}:{lead:.3g}" for i, at, lead in parts)
         print(
             f"{record['label']}: tokens found cached by turn {turns}, over the {len(alike)} of "
-            f"{len(record['talks'])} conversations that all engines answered alike"
+            f"{len(record['talks'])} conversations that all engines answered alike; the others' "
+            f"turn:token:lead {said or '-'}"
         )
+        clear = [part for part in parts if part[2] > TIE]
+        if record["plugin"] and clear:
+            faults.append(f"{record['label']}: leads lost: {clear}")
     if not alike:
-        return ["no conversation is equal in all engines"]
+        return [*faults, "no conversation is equal in all engines"]
     _, own, ours = (sum(turns) for turns in cached)
-    faults = [f"cached tokens: {ours} with the plugin, {own} without"] if ours < own else []
+    if ours < own:
+        faults.append(f"cached tokens: {ours} with the plugin, {own} without")
     return faults if count_rounds(records[2]) else [*faults, "the plugin committed no round"]
 
 

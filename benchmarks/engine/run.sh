@@ -116,7 +116,7 @@ tiers)
 talks)
     share='{"mem_fraction_static": 0.6, "max_total_tokens": 65536, "max_mamba_cache_size": 96}'
     common=(--model "$MODEL" --new-tokens 300 --batch 8 --turns 4 --extra "$share")
-    drive ar "${common[@]}" &
+    drive ar "${common[@]}" --margins &
     drive stock "${common[@]}" --tree 4,3,16 &
     drive ours "${common[@]}" --tree 4,3,16 --plugin &
     wait

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.drive import alone, engine_arguments, set_environment
+from benchmarks.engine.margins import measure_leads
 from benchmarks.serving.load import Clock, Request, RequestError, offer
-from benchmarks.serving.margins import measure_leads
 from benchmarks.serving.talks import Shape, Talk, draw_talks, read_text
 
 __all__ = ["COLUMNS", "main", "measure"]

@@ -60,13 +60,16 @@ def test_tokens_may_leave_decoding_at_a_tie_alone() -> None:
 
 
 def test_conversations_must_find_in_the_cache_what_the_engine_finds() -> None:
-    def talk(cached: int, tail: int = 0) -> list[dict[str, Any]]:
-        return [{"cached": [0, cached], "output_ids": [[1], [2]]},
-                {"cached": [0, 64], "output_ids": [[1], [tail]]}]  # fmt: skip
+    def talk(cached: int, tail: int = 0, lead: float = 0.0) -> list[dict[str, Any]]:
+        first = {"cached": [0, cached], "output_ids": [[1], [2]], "leads": [[9.0], [9.0]]}
+        second = {"cached": [0, 64], "output_ids": [[1], [tail]], "leads": [[9.0], [lead]]}
+        return [first, second]
 
     base, stock = engine(None, False, talks=talk(64)), engine("4,3,16", False, talks=talk(64))
     ours = engine("4,3,16", True, talks=talk(64, tail=9))
     assert report.report_talks([base, stock, ours]) == []
+    clear = engine(None, False, talks=talk(64, lead=2.0))
+    assert "leads lost" in report.report_talks([clear, stock, ours])[0]
     ours["talks"] = talk(0)
     assert "cached tokens" in report.report_talks([base, stock, ours])[0]
 

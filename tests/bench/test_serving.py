@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.engine.margins import measure_leads
 from benchmarks.serving import check, page, report, serve
 from benchmarks.serving.load import Request, RequestError, offer
-from benchmarks.serving.margins import measure_leads
 from benchmarks.serving.talks import Shape, draw_talks, read_text
 
 TEXT = tuple(range(100, 600))
