@@ -6,6 +6,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from bolegen.codegen import compile_plan, compile_template, plan_template
 from bolegen.codegen.emit import digest_of
@@ -94,6 +95,15 @@ def test_a_coarser_readout_fails_the_looser_bound(size: str) -> None:
     m = import_module(replace(was, text=text, digest=digest_of(text)))
     r = make_round(m, write=4.0)
     assert play(m, r, [12, 3]).ratios["o"] > 1
+
+
+def test_dead_nodes_of_a_bf16_readout_may_hold_anything() -> None:
+    m = build("any:12", depth=11, readout="bf16")
+    r = make_round(m, batch=1, trees=[[-1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7]])
+    r.live = torch.tensor([[i not in (2, 5, 6, 9, 10, 11) for i in range(12)]])
+    for given in (r.x, r.a, r.b):
+        given[:, ~r.live] = float("nan")
+    play(m, r, [8]).assert_within()
 
 
 def test_the_tf32_contract_keeps_a_hundredfold_bound_on_drawn_keys() -> None:

@@ -130,6 +130,10 @@ def _measure_readout(
     mixer: Mixer,
 ) -> float:
     """Norm of |Y| |R| of one head, Y = C (I + G)^-1: what one rounding of each costs at most."""
+    if live is not None:  # what is dead may hold anything
+        known = tuple(part.copy() for part in known)
+        for part in known:
+            part[np.logical_not(live)] = 0.0
     q, k, v, g, beta = known
     key = head // (v.shape[1] // k.shape[1])
     one = Operands.from_arrays(
