@@ -105,8 +105,8 @@ class RoundFactors:
 class Scratch:
     """Tensors by name that verify of one layer uses, and commit does not read.
 
-    The next layer writes over all of them but a traced topology (``ancestors``), which the layers
-    of one graph share.
+    The next layer writes over all of them but the topology: traced (``ancestors``), which the
+    layers of one graph share, or a static tree's own (``tree``), which nothing writes.
     """
 
     tensors: Mapping[str, torch.Tensor]
