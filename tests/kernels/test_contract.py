@@ -158,8 +158,7 @@ FILLED = {60: (33, 48), 76: (33, 48), 44: (17, 28)}
 
 @pytest.mark.parametrize(
     ("mixer", "nodes"),
-    [(mixer, 60) for mixer in MIXERS if mixer != "kda_bounded"]
-    + [("gdn", 76), ("mamba2", 76), ("gdn", 44), ("kda", 44)],
+    [("gdn", 60), ("deltanet", 60), ("mamba2", 60), ("kda", 60), ("gdn", 76), ("kda", 44)],
 )
 def test_trees_of_many_inner_nodes(mixer: str, nodes: int) -> None:
     tree = grow(nodes, depth=8, seed=nodes)
