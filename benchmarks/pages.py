@@ -1,8 +1,11 @@
 """Pages with figures in them: text between markers, and tables."""
 
-from collections.abc import Iterable
+import argparse
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
-__all__ = ["fill", "table"]
+__all__ = ["fill", "table", "update"]
 
 
 def fill(text: str, name: str, body: str) -> str:
@@ -19,3 +22,14 @@ def table(head: list[str], rows: Iterable[list[str]]) -> str:
     """A table in Markdown."""
     cells = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
+def update(page: Path, write: Callable[[str], str]) -> None:
+    """The command of a page: write it anew, or with --check exit 1 where it is out of date."""
+    parser = argparse.ArgumentParser(description=f"Write {page.name} anew from its files.")
+    parser.add_argument("--check", action="store_true")
+    held = page.read_text("utf-8")
+    text = write(held)
+    if parser.parse_args().check:
+        sys.exit(f"{page.name} is out of date" if text != held else 0)
+    page.write_text(text, "utf-8")

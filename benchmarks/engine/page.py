@@ -1,15 +1,13 @@
 """Fill docs/sglang.md from docs/engine: python -m benchmarks.engine.page [--check]."""
 
-import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.records import read_records
 from benchmarks.engine.report import find_cached, list_tokens, sample_chances
-from benchmarks.engine.speed import HEAD, choose_tiers, list_speeds, write_plain
-from benchmarks.pages import fill, table
+from benchmarks.engine.speed import HEAD, choose_tiers, list_speeds, write_plain, write_round
+from benchmarks.pages import fill, table, update
 
 __all__ = ["main", "write_page"]
 
@@ -63,13 +61,17 @@ def write_talks(runs: dict[str, Records]) -> str:
 
 
 def write_speed(runs: dict[str, Records]) -> str:
-    """Rounds, verify and commit of each tree, engines without trees, and the tiers that follow."""
+    """Rounds, verify and commit of each tree; below them engines without trees, what rounds of
+    the plugin took, and the tiers that follow.
+    """
     said = ""
     for records in runs.values():
         paired = {record["tree"] for record in records if record["plugin"]}
-        plain = [f"- {write_plain(r)}\n" for r in records if r["tree"] not in paired]
-        said += table(HEAD, list_speeds(records)[0]) + "\n" + "".join(plain)
-        said += f'- most tokens a second: `BOLEGEN_TIERS="{choose_tiers(records)}"`\n'
+        lines = [write_plain(r) for r in records if r["tree"] not in paired]
+        lines += [write_round(r) for r in records if r["plugin"]]
+        lines.append(f'most tokens a second: `BOLEGEN_TIERS="{choose_tiers(records)}"`')
+        said += table(HEAD, list_speeds(records)[0]) + "\n"
+        said += "".join(f"- {line}\n" for line in lines)
     return said
 
 
@@ -121,15 +123,8 @@ def write_page(page: str, folder: Path) -> str:
 
 
 def main() -> None:
-    """Write the page; with --check exit 1 where it is not what the files say."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    options = parser.parse_args()
-    held = PAGE.read_text("utf-8")
-    page = write_page(held, FOLDER)
-    if options.check:
-        sys.exit("docs/sglang.md is out of date" if page != held else 0)
-    PAGE.write_text(page, "utf-8")
+    """Write the page."""
+    update(PAGE, lambda held: write_page(held, FOLDER))
 
 
 if __name__ == "__main__":

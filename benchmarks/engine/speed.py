@@ -14,7 +14,7 @@ from benchmarks.engine.records import read_records
 from benchmarks.engine.report import count_rounds
 from benchmarks.pages import table
 
-__all__ = ["HEAD", "choose_tiers", "list_speeds", "main", "write_plain"]
+__all__ = ["HEAD", "choose_tiers", "list_speeds", "main", "write_plain", "write_round"]
 
 HEAD = [
     "tree", "batch", "ms a round: SGLang", "bolegen", "ratio", "verify, us: SGLang", "bolegen",
@@ -85,6 +85,17 @@ def choose_tiers(records: list[Record]) -> str:
         if not tiers or not tiers[-1].endswith(f":{best}"):
             tiers.append(f"{run['batch']}:{best}")
     return " ".join(tiers)
+
+
+def write_round(record: Record) -> str:
+    """A round's memory beside snapshots, and the path that a commit replays, of the plugin."""
+    said = record["bolegen"]
+    paths = said["bolegen_accepted_length_nodes"]
+    smaller = said["snapshot_bytes"] / said["round_bytes"]
+    return (
+        f"{record['tree'].replace(',', 'x')}: a round's memory {smaller:.0f} times smaller, "
+        f"{paths['sum'] / paths['count']:.2f} nodes committed by a request"
+    )
 
 
 def write_plain(record: Record) -> str:

@@ -1,14 +1,12 @@
 """Fill docs/evaluation.md from docs/serving: python -m benchmarks.serving.page [--check]."""
 
-import argparse
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.records import read_records
-from benchmarks.pages import fill, table
+from benchmarks.pages import fill, table, update
 from benchmarks.serving.check import find_faults
 from benchmarks.serving.report import (
     LOADS,
@@ -99,15 +97,8 @@ def write_page(page: str, folder: Path) -> str:
 
 
 def main() -> None:
-    """Write the page; with --check exit 1 where it is not what the files say."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    options = parser.parse_args()
-    held = PAGE.read_text("utf-8")
-    page = write_page(held, FOLDER)
-    if options.check:
-        sys.exit("docs/evaluation.md is out of date" if page != held else 0)
-    PAGE.write_text(page, "utf-8")
+    """Write the page."""
+    update(PAGE, lambda held: write_page(held, FOLDER))
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ def _header(plan: TreePlan, module: KernelModule) -> dict[str, object]:
         "parents": _shorten(_spell(tree.parents), _WIDTH),
         "parents_literal": _literal(tree.parents),
         "rows_literal": _wrap(module.context["places"]),
-        "tables_literal": _wrap(module.context["tables"]),
+        "tree_literal": _wrap(module.context["keeps_tree"]),
         "depth_line": f"{plan.depth} supported; {plan.steps} products with G needed{drop}"
         if spec.mixer.delta
         else f"{plan.depth} supported",

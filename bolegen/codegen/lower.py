@@ -193,13 +193,13 @@ def _topology(plan: TreePlan) -> dict[str, object]:
     }
     if tree.parents is None or plan.spans is None:
         free = {"row_at": str, "row_of": str, "place_of": str, "node_of": str, "places": None}
-        return common | free | {"tables": None, "tabled": False}
+        return common | free | {"keeps_tree": None, "reads_tree": False}
     places, rows, positions = _places(plan)
     moved, read = places != list(range(tree.nodes)), reads_tree(plan)
     row_of = partial(str.format, "_row_of({})") if moved else str
     return common | {
-        "tables": list_tables(plan) if keeps_tree(plan) else None,
-        "tabled": read,
+        "keeps_tree": list_tables(plan, rows) if keeps_tree(plan) else None,
+        "reads_tree": read,
         "place_of": partial(str.format, "tl.load(parents + T + {0}, mask={0} < T, other=0)")
         if read
         else row_of,

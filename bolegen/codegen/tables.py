@@ -31,13 +31,12 @@ def keeps_tree(plan: TreePlan) -> bool:
     return walked or reads_tree(plan)
 
 
-def list_tables(plan: TreePlan) -> list[list[int]]:
-    """What is read: parents of nodes, their rows of scratch; by row, preorder number of the node
-    and the last one below it.
+def list_tables(plan: TreePlan, rows: list[int]) -> list[list[int]]:
+    """What is read: parents of nodes, their ``rows`` of scratch; by row, preorder number of the
+    node and the last one below it.
     """
-    places, spans = plan.places, plan.spans or ()
-    rows = sorted(range(len(places)), key=places.__getitem__)
-    first, last = ([spans[node][i] for node in places] for i in (0, 1))
+    spans = plan.spans or ()
+    first, last = ([spans[node][i] for node in plan.places] for i in (0, 1))
     return [[max(parent, 0) for parent in plan.tree.parents or ()], rows, first, last]
 
 

@@ -16,7 +16,16 @@ from bolegen.ir.mixer import (
     find_mixer,
 )
 from bolegen.ir.notation import NOTATIONS, parse_template, slug, spell_template
-from bolegen.ir.plan import Block, Precision, Solver, Tiling, TreePlan, plan_tree
+from bolegen.ir.plan import (
+    ROW,
+    Block,
+    Precision,
+    Solver,
+    Tiling,
+    TreePlan,
+    pad_rows,
+    plan_tree,
+)
 from bolegen.ir.show import draw_svg, show_tree
 from bolegen.ir.spec import (
     CONTRACTS,
@@ -46,6 +55,7 @@ __all__ = [
     "NOTATIONS",
     "PORTABLE_SMEM",
     "READOUTS",
+    "ROW",
     "TARGETS",
     "Block",
     "DType",
@@ -66,6 +76,7 @@ __all__ = [
     "draw_svg",
     "find_mixer",
     "find_target",
+    "pad_rows",
     "parse_template",
     "plan_tree",
     "show_tree",

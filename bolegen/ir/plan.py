@@ -8,10 +8,10 @@ from bolegen.ir.mixer import Decay
 from bolegen.ir.spec import PORTABLE_SMEM, LayerSpec, Target
 from bolegen.ir.tree import TreeTemplate
 
-__all__ = ["Block", "Precision", "Solver", "Tiling", "TreePlan", "plan_tree"]
+__all__ = ["ROW", "Block", "Precision", "Solver", "Tiling", "TreePlan", "pad_rows", "plan_tree"]
 
 
-_ROW = 16  # smallest side of a tensor-core product
+ROW = 16  # smallest side of a tensor-core product
 _NODE_TILE = 64  # most nodes that solve handles at once
 _DEEPEST_PKU = 16  # of write gates up to 2: the entries of (I + G)^-1 hardly fall with distance
 
@@ -140,7 +140,7 @@ class TreePlan:
         if not self.tree.is_static:
             return True
         inner, channel = len(self.tree.internal), self.spec.mixer.decay is Decay.CHANNEL
-        if inner > _ROW and self._splits_columns:
+        if inner > ROW and self._splits_columns:
             return channel or self.column_nodes >= self.tree.nodes
         return channel and inner == 0
 
@@ -150,13 +150,13 @@ class TreePlan:
         to a multiple of 16 if that saves rows, to a whole node tile of solve if it costs none.
         """
         nodes, count = self.tree.nodes, len(self.tree.internal)
-        room = -count % _ROW
-        if _padded(nodes - count - room) < _padded(nodes - count):
+        room = -count % ROW
+        if pad_rows(nodes - count - room) < pad_rows(nodes - count):
             count += room
-        tile = 1 << (_padded(count) - 1).bit_length()
-        if self._splits_columns and _padded(count) < tile <= _NODE_TILE:
-            rows = _padded(count) + _padded(nodes - count)
-            count = tile if tile + _padded(nodes - tile) <= rows else count
+        tile = 1 << (pad_rows(count) - 1).bit_length()
+        if self._splits_columns and pad_rows(count) < tile <= _NODE_TILE:
+            rows = pad_rows(count) + pad_rows(nodes - count)
+            count = tile if tile + pad_rows(nodes - tile) <= rows else count
         return min(count, nodes)
 
     @property
@@ -167,7 +167,7 @@ class TreePlan:
         smem = self.target.smem_bytes if self.target else PORTABLE_SMEM
         row = self.spec.dtype.bytes << (self.spec.d_k - 1).bit_length()
         rows = _NODE_TILE
-        while rows > _ROW and 3 * rows * row > smem:
+        while rows > ROW and 3 * rows * row > smem:
             rows //= 2
         return rows
 
@@ -256,8 +256,9 @@ def plan_tree(
     )
 
 
-def _padded(count: int) -> int:
-    return -(-max(count, 0) // _ROW) * _ROW
+def pad_rows(count: int) -> int:
+    """The next multiple of 16, 0 for none."""
+    return -(-max(count, 0) // ROW) * ROW
 
 
 def _number_spans(tree: TreeTemplate) -> tuple[tuple[int, int], ...]:

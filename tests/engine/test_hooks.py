@@ -65,6 +65,31 @@ def commit(server: Server, last: list[int], *tracks: torch.Tensor | None) -> Non
     )
 
 
+def follow(
+    server: Server,
+    trees: list[list[int]],
+    slots: list[int],
+    last: list[int],
+    dtype: torch.dtype,
+    wide: int = 0,
+) -> None:
+    """A round of the server, and the same of the module itself: outputs, states, windows alike."""
+    rows, nodes = len(trees), len(trees[0])
+    module = server.pool.bolegen_verifiers[nodes].module
+    server.plan(trees, slots, dtype)
+    same = server.direct(trees, slots)
+    factors = module.allocate(rows, 2, "cpu")
+    out = server.forward(rows, wide=wide, nodes=nodes)
+    for layer in range(2):
+        want = same.verify(module, factors, layer)
+        assert out[layer].shape == (1, rows * nodes, HEADS[1], DIMS[1])
+        assert torch.equal(out[layer][0].view_as(want), want)
+    same.commit(module, factors, last)
+    commit(server, last)
+    assert torch.equal(server.pool.mamba_cache.temporal, same.state)
+    assert torch.equal(server.pool.mamba_cache.conv[0], same.conv_state)
+
+
 @pytest.mark.parametrize(
     ("dtype", "state_dtype"),
     [(torch.int32, torch.float32), (torch.int64, torch.bfloat16)],
@@ -74,21 +99,8 @@ def test_rounds_follow_the_recurrence_and_are_the_modules_own(
     engine: Any, dtype: torch.dtype, state_dtype: torch.dtype
 ) -> None:
     server = start(state_dtype=state_dtype)
-    module = server.pool.bolegen_verifiers[NODES].module
-    trees, slots = [TREE, STAR, TREE], [5, 2, -1]
     for last in ([4, 5, 0], [0, 0, 3]):  # the second round starts from what the first committed
-        server.plan(trees, slots, dtype)
-        same = server.direct(trees, slots)
-        factors = module.allocate(3, 2, "cpu")
-        out = server.forward(3, wide=7)
-        for layer in range(2):
-            want = same.verify(module, factors, layer)
-            assert out[layer].shape == (1, 3 * NODES, HEADS[1], DIMS[1])
-            assert torch.equal(out[layer][0].view_as(want), want)
-        same.commit(module, factors, last)
-        commit(server, last)
-        assert torch.equal(server.pool.mamba_cache.temporal, same.state)
-        assert torch.equal(server.pool.mamba_cache.conv[0], same.conv_state)
+        follow(server, [TREE, STAR, TREE], [5, 2, -1], last, dtype, wide=7)
 
 
 def test_the_tracked_ancestor_is_written_beside_the_accepted_node(engine: Any) -> None:

@@ -10,9 +10,9 @@ from bolegen_runtime.sglang import PluginError, hooks, register
 from bolegen_runtime.sglang.flags import TreeBounds, read_bounds
 from bolegen_runtime.sglang.tiers import Tier, parse_tiers
 from engine.test_flags import TREES
-from engine.test_hooks import commit, found, start
+from engine.test_hooks import follow, found, start
 from support.sglang_fakes import Engine, HookRegistry, install_fakes
-from support.sglang_rounds import DIMS, HEADS, STAR, TREE, bounds_flags
+from support.sglang_rounds import STAR, TREE, bounds_flags
 
 SAID = "1:3x6 2:1x3 4:0"
 FLAGS = bounds_flags() | {"speculative_adaptive": True}
@@ -107,20 +107,7 @@ def test_rounds_of_every_width_follow_one_another(engine: Engine) -> None:
         ([[-1, 0, 0], [-1, 0, 7]], [5, 2], [2, 1]),
         ([[-1], [-1]], [2, 5], [0, 0]),
     ):
-        nodes = len(trees[0])
-        module = server.pool.bolegen_verifiers[nodes].module
-        server.plan(trees, slots, torch.int32)
-        same = server.direct(trees, slots)
-        factors = module.allocate(2, 2, "cpu")
-        out = server.forward(2, nodes=nodes)
-        for layer in range(2):
-            want = same.verify(module, factors, layer)
-            assert out[layer].shape == (1, 2 * nodes, HEADS[1], DIMS[1])
-            assert torch.equal(out[layer][0].view_as(want), want)
-        same.commit(module, factors, last)
-        commit(server, last)
-        assert torch.equal(server.pool.mamba_cache.temporal, same.state)
-        assert torch.equal(server.pool.mamba_cache.conv[0], same.conv_state)
+        follow(server, trees, slots, last, torch.int32)
     shown = found("managers.scheduler", "Scheduler").get_internal_state(None, None)
     shown = shown.internal_state["bolegen"]
     assert [shown["nodes"], *(v["nodes"] for v in shown["narrower"])] == [6, 3, 1]

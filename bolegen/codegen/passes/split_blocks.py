@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bolegen.errors import SpecError
-from bolegen.ir import Block, Solver, TreePlan
+from bolegen.ir import ROW, Block, Solver, TreePlan, pad_rows
 
 __all__ = ["split_blocks"]
 
-_ROW = 16  # smallest side of a tensor-core product
 _MOST_LEVEL_BLOCKS = 32
 _DEEPEST_HORNER = 16  # products nested in one block
 _LARGEST_INVERSE = 32
@@ -64,14 +63,14 @@ def _groups(plan: TreePlan) -> list[tuple[int, ...]]:
 def _largest(plan: TreePlan) -> int:
     if plan.solver is not Solver.SUBSTITUTION:
         # nested intermediates grow like 2.9^steps with beta near 2: docs/theory.md, fact 1
-        return 64 if plan.steps <= _DEEPEST_HORNER else _ROW
+        return 64 if plan.steps <= _DEEPEST_HORNER else ROW
     return 16 if plan.tree.nodes <= 128 else 32
 
 
 def _level_size(by_level: list[list[int]]) -> int:
     """Rows of every block, 16 or 32: equal, so that none lies across two of factor's row tiles."""
-    blocks = sum(len(_slice(nodes, _ROW)) for nodes in by_level)
-    return _ROW if blocks <= _MOST_LEVEL_BLOCKS else 2 * _ROW
+    blocks = sum(len(_slice(nodes, ROW)) for nodes in by_level)
+    return ROW if blocks <= _MOST_LEVEL_BLOCKS else 2 * ROW
 
 
 def _slice(nodes: Sequence[int], size: int) -> list[tuple[int, ...]]:
@@ -80,16 +79,12 @@ def _slice(nodes: Sequence[int], size: int) -> list[tuple[int, ...]]:
     return [cut + (-1,) * (size - len(cut)) for cut in cuts]
 
 
-def _padded(count: int) -> int:
-    return -(-max(count, 0) // _ROW) * _ROW
-
-
 def _cut(nodes: Sequence[int], largest: int) -> list[tuple[int, ...]]:
     """Powers of two, largest first: 40 nodes are 32 + 16 rows, the last 8 of them padding."""
     groups: list[tuple[int, ...]] = []
     rest = list(nodes)
     while rest:
-        size = min(largest, 1 << (_padded(len(rest)).bit_length() - 1))
+        size = min(largest, 1 << (pad_rows(len(rest)).bit_length() - 1))
         # the last of several equal blocks is padded to their size
         if groups and largest <= _LARGEST_INVERSE:
             size = largest
