@@ -63,6 +63,11 @@ def test_bounds_are_the_widest_first() -> None:
     assert found == (TreeBounds(16, 6), TreeBounds(1, 0))
     with pytest.raises(PluginError, match="--speculative-adaptive"):
         read_bounds(TREES, parse_tiers("1:4x16"))
+    with pytest.raises(PluginError, match="at most 22 nodes with --speculative-eagle-topk 3"):
+        read_bounds(flags, parse_tiers("1:3x23"))
+    assert read_bounds(flags, parse_tiers("1:3x22")) == (TreeBounds(22, 3),)
+    with pytest.raises(PluginError, match="expected a server that verifies trees"):
+        read_bounds(flags | {"speculative_eagle_topk": 1}, parse_tiers("1:4x16"))
     with pytest.raises(PluginError, match="leave out BOLEGEN_TIERS"):
         read_bounds(flags | {"speculative_algorithm": "NGRAM"}, parse_tiers("1:4x16"))
 

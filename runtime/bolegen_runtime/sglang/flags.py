@@ -44,7 +44,13 @@ def read_bounds(
     verifies no trees. Raises PluginError for a flag under which trees are not served.
     """
     algorithm = flags.get("speculative_algorithm")
-    if algorithm is None or (flags.get("speculative_eagle_topk") or 0) <= 1:
+    topk = flags.get("speculative_eagle_topk") or 0
+    if algorithm is None or topk <= 1:
+        if tiers:
+            raise PluginError(
+                "BOLEGEN_TIERS: expected a server that verifies trees; start with "
+                "--speculative-algorithm and --speculative-eagle-topk above 1, or unset it"
+            )
         return None
     if str(algorithm).upper() not in DRAFTERS:
         raise PluginError(
@@ -65,8 +71,24 @@ def read_bounds(
         if tiers:
             raise PluginError("--speculative-algorithm NGRAM: leave out BOLEGEN_TIERS")
         return (TreeBounds(nodes, nodes - 1),)
-    if tiers and not flags.get("speculative_adaptive"):
+    if tiers:
+        return _read_tiers(flags, tiers, topk)
+    return (TreeBounds(nodes, min(int(flags["speculative_num_steps"]), nodes - 1)),)
+
+
+def _read_tiers(
+    flags: Mapping[str, Any], tiers: tuple[Tier, ...], topk: int
+) -> tuple[TreeBounds, ...]:
+    """One bound for each width, as deep as its deepest tier."""
+    if not flags.get("speculative_adaptive"):
         raise PluginError("BOLEGEN_TIERS: start with --speculative-adaptive, or unset it")
+    for tier in tiers:
+        # what SGLang drafts in so many steps, and the root
+        most = 1 + topk + (tier.steps - 1) * topk**2
+        if tier.steps and tier.nodes > most:
+            raise PluginError(
+                f"BOLEGEN_TIERS: {tier.steps}x{tier.nodes}: expected at most {most} nodes with "
+                f"--speculative-eagle-topk {topk}"
+            )
     widths = {tier.nodes: tier.steps for tier in sorted(tiers, key=lambda t: (t.nodes, t.steps))}
-    widths = widths or {nodes: int(flags["speculative_num_steps"])}
     return tuple(TreeBounds(n, min(widths[n], n - 1)) for n in sorted(widths, reverse=True))
