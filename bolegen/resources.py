@@ -32,11 +32,12 @@ Limits of shared memory: {limits}.
 """
 
 _WHY = """On NVIDIA a solve of bf16 operands is capped at 128 or 168 registers, a factor that
-follows channels up a tree at 128 and commit at 168, so that four or three programs share a
-multiprocessor (`Tiling.maxnreg`, `maxnreg_factor`, `maxnreg_commit`); the few values that do not
-fit under a cap are the price of that. `merged` is
-the solve of one request where it cannot start beside factor: it does factor's work as well, and
-has no cap. `folded` is the solve that commits the round before first, under commit's cap.
+follows channels up a tree at 128, so that four or three programs share a multiprocessor
+(`Tiling.maxnreg`, `maxnreg_factor`); the few values that do not fit under a cap are the price of
+that. `merged` is the solve of one request where it cannot start beside factor: it does factor's
+work as well, and has no cap. `folded` is the solve that commits the round before first, under a
+cap of 168 (`maxnreg_folded`). Commit has no cap: one warp holds a state tile of 128 values a
+thread.
 What spills:
 
 """

@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in tf32x3 and two bf16 terms, as R
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    761ede30ef77fa2a
+digest    4cc7507bf26258bd
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -119,13 +119,13 @@ MODULE = Module(
     readout="split",
     factors="pku",
     schedules=("tiled", "folded"),
-    digest="761ede30ef77fa2a",
+    digest="4cc7507bf26258bd",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
-# registers a thread of solve and of commit, where the backend knows such a cap
+# registers a thread, where the backend knows such a cap: of solve, and where it commits first
 CAP = {"maxnreg": 128} if torch.version.hip is None else {}
-COMMIT_CAP = {"maxnreg": 168} if torch.version.hip is None else {}
+FOLDED_CAP = {"maxnreg": 168} if torch.version.hip is None else {}
 
 T = tl.constexpr(40)  # nodes
 DEPTH = tl.constexpr(3)  # most edges from a node to the root
@@ -1230,16 +1230,37 @@ def commit_gdn_3x3x3_d8_pku(
 ):
     """Write the accepted node's state and window into its slot, and a tracked ancestor's first.
 
-    Grid (Hv DV / 64, B, layers): 64 rows of a head's state, and 128 channels of the window.
+    Grid (Hv DV / 16 + C / 512, B, layers): 16 rows of a head's state each, then 512
+    channels of the window.
     """
     i_r, i_b, i_l = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     slot = tl.load(slots + i_b).to(tl.int64)
     last = _accepted(nodes, live, i_b)
     if (slot < 0) | (last < 0):
         return
-    i_h = i_r // 2
+    b_up, n = _path(parents, last)
+    # tracked only where it lies on the accepted path
+    n_track, track_slot = n * 0, slot
+    if track_slots is not None:
+        track = _accepted(track_nodes, live, i_b)
+        to = tl.load(track_slots + i_b).to(tl.int64)
+        o_l = tl.arange(0, 4)
+        m_track = (track >= 0) & (to >= 0)
+        n_track = tl.max(tl.where(m_track & (b_up == track), n - o_l, 0), 0)
+        track_slot = tl.where(n_track > 0, to, slot)
+    i_row = i_l * capacity + i_b
+    p_rows = rows + i_row * ((T + W - 1) * C) + (W - 1) * C
+    if not CONVOLVED and i_r >= 256:
+        o_c = (i_r - 256) * 512 + tl.arange(0, 512)
+        p_w = window + i_l * stride_wl
+        if n_track > 0:
+            p_tracked = p_w + track_slot * stride_ws
+            _commit_window(p_tracked, p_rows, b_up, n, n_track, o_c, o_c < C)
+        _commit_window(p_w + slot * stride_ws, p_rows, b_up, n, n, o_c, o_c < C)
+        return
+    i_h = i_r // 8
     i_k = i_h // 2
-    o_v = (i_r % 2) * 64 + tl.arange(0, 64)
+    o_v = (i_r % 8) * 16 + tl.arange(0, 16)
     m_v = o_v < DV
     o_d = tl.arange(0, 4)[:, None] * 32 + tl.arange(0, 32)[None, :]
     m_d = o_d < DK
@@ -1248,28 +1269,8 @@ def commit_gdn_3x3x3_d8_pku(
     # the 2 is not true of the addresses: it only ranks the rows above the pieces of d_k, so that a
     # warp spreads over rows; loads are vectors along the last axis alone
     p_to = tl.max_contiguous(p_s + slot * stride_ss, [1, 2, 32])
+    p_track = tl.max_contiguous(p_s + track_slot * stride_ss, [1, 2, 32])
     b_s = tl.load(p_to, mask=m_s, other=0.0).to(tl.float32)
-    b_up, n = _path(parents, last)
-    # tracked only where it lies on the accepted path
-    n_track = n * 0
-    p_track = p_to
-    track_slot = slot
-    if track_slots is not None:
-        track = _accepted(track_nodes, live, i_b)
-        to = tl.load(track_slots + i_b).to(tl.int64)
-        o_l = tl.arange(0, 4)
-        m_track = (track >= 0) & (to >= 0)
-        n_track = tl.max(tl.where(m_track & (b_up == track), n - o_l, 0), 0)
-        track_slot = tl.where(n_track > 0, to, slot)
-        p_track = tl.max_contiguous(p_s + track_slot * stride_ss, [1, 2, 32])
-    i_row = i_l * capacity + i_b
-    p_rows = rows + i_row * ((T + W - 1) * C) + (W - 1) * C
-    if not CONVOLVED:
-        o_c = i_r * 128 + tl.arange(0, 128)
-        p_w = window + i_l * stride_wl
-        if n_track > 0:
-            _commit_window(p_w + track_slot * stride_ws, p_rows, b_up, n, n_track, o_c, o_c < C)
-        _commit_window(p_w + slot * stride_ws, p_rows, b_up, n, n, o_c, o_c < C)
     p_gates = gates + i_row * (T * HV) + i_h
     p_keys = keys + (i_row * (T * HK) + i_k) * DK
     p_u = u + (i_row * (T * HV) + i_h) * DV
@@ -1629,7 +1630,7 @@ def _verify(q, k, v, gate, conv, pool, options):
             DOT=DOT,
             num_warps=4,
             num_stages=3,
-            **({} if merged else CAP if pending is None else COMMIT_CAP),
+            **({} if merged else CAP if pending is None else FOLDED_CAP),
             **beside,
         )
     return out
@@ -1679,8 +1680,9 @@ def commit(
     if batch == 0:
         return
     s_w = (0, 0) if conv_state is None else conv_state.stride()[:2]
+    programs = 256 if conv_state is None else 272
     with _on(state):
-        commit_gdn_3x3x3_d8_pku[(64, batch, layers)](
+        commit_gdn_3x3x3_d8_pku[(programs, batch, layers)](
             state,
             conv_state,
             slots,
@@ -1698,9 +1700,8 @@ def commit(
             *state.stride()[:2],
             *s_w,
             CONVOLVED=conv_state is None,
-            num_warps=4,
+            num_warps=1,
             num_stages=1,
-            **COMMIT_CAP,
         )
 
 

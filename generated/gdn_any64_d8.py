@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    c5e6e0c85ed3181d
+digest    ede70781cb13fe48
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,15 +78,15 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="c5e6e0c85ed3181d",
+    digest="ede70781cb13fe48",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
 # the same for Y, which reaches nothing but outputs that are rounded to bf16
 FOLD = "bf16x3"
-# registers a thread of solve and of commit, where the backend knows such a cap
+# registers a thread, where the backend knows such a cap: of solve, and where it commits first
 CAP = {"maxnreg": 128} if torch.version.hip is None else {}
-COMMIT_CAP = {"maxnreg": 168} if torch.version.hip is None else {}
+FOLDED_CAP = {"maxnreg": 168} if torch.version.hip is None else {}
 
 T = tl.constexpr(64)  # nodes
 DEPTH = tl.constexpr(8)  # most edges from a node to the root
@@ -1121,28 +1121,34 @@ def _commit_state(
     b_k2, b_v2 = b_k2.to(tl.float32), b_v2.to(tl.float32)
     b_k1, b_v1, _, _ = _fetch(p_rows, p_gates, b_up, n, -1, o_k, m_k, o_v, m_v)
     b_k1, b_v1 = b_k1.to(tl.float32), b_v1.to(tl.float32)
-    b_k, b_v, g, beta = _fetch(p_rows, p_gates, b_up, n, 0, o_k, m_k, o_v, m_v)
+    # the rows of 4 nodes are on their way while one is used
+    row0 = _fetch(p_rows, p_gates, b_up, n, 0, o_k, m_k, o_v, m_v)
+    row1 = _fetch(p_rows, p_gates, b_up, n, 1, o_k, m_k, o_v, m_v)
+    row2 = _fetch(p_rows, p_gates, b_up, n, 2, o_k, m_k, o_v, m_v)
+    row3 = _fetch(p_rows, p_gates, b_up, n, 3, o_k, m_k, o_v, m_v)
     scale = tl.full([], 1.0, tl.float32)
     for i in range(0, n):
-        b_k0, b_v0 = b_k.to(tl.float32), b_v.to(tl.float32)
+        b_k0, b_v0, g, beta = row0
+        b_k0, b_v0 = b_k0.to(tl.float32), b_v0.to(tl.float32)
         b_key = _replay(b_k3, b_k2, b_k1, b_k0, b_kb, b_kw0, b_kw1, b_kw2, b_kw3, CONVOLVED)
-        b_kk = tl.sum(tl.sum(b_key * b_key, 1), 0) + 1e-6
-        b_key = b_key[:, None, :]
         b_u = _replay(b_v3, b_v2, b_v1, b_v0, b_vb, b_vw0, b_vw1, b_vw2, b_vw3, CONVOLVED)
         b_k3, b_v3 = b_k2, b_v2
         b_k2, b_v2 = b_k1, b_v1
         b_k1, b_v1 = b_k0, b_v0
-        decay, gate = _exp(g, 0.0), beta
-        # the next node's rows are on their way while this one's are used
-        b_k, b_v, g, beta = _fetch(p_rows, p_gates, b_up, n, i + 1, o_k, m_k, o_v, m_v)
-        scale *= decay
+        b_kk = tl.sum(tl.sum(b_key * b_key, 1), 0) + 1e-6
+        b_key = b_key[:, None, :]
+        row0 = row1
+        row1 = row2
+        row2 = row3
+        row3 = _fetch(p_rows, p_gates, b_up, n, i + 4, o_k, m_k, o_v, m_v)
+        scale *= _exp(g, 0.0)
         # rarely, before it is divided by: a decay of 0 is a cut; the barrier keeps it a branch
         while scale < 1e-6:
             tl.debug_barrier()
             b_s = b_s * scale
             scale = tl.full([], 1.0, tl.float32)
         b_u = b_u - (scale * tl.rsqrt(b_kk)) * _sum_over_d(b_s * b_key)
-        b_u = gate * tl.rsqrt(b_kk * scale * scale) * b_u
+        b_u = beta * tl.rsqrt(b_kk * scale * scale) * b_u
         b_s += b_u[None, :, None] * b_key
         if p_track is not None and i + 1 == n_track:
             tl.store(p_track, (b_s * scale).to(tl.float32), mask=m_s)
@@ -1173,16 +1179,38 @@ def commit_gdn_any64_d8(
 ):
     """Write the accepted node's state and window into its slot, and a tracked ancestor's first.
 
-    Grid (Hv DV / 64, B, layers): 64 rows of a head's state, and 128 channels of the window.
+    Grid (Hv DV / 32 + C / 512, B, layers): 32 rows of a head's state each, then 512
+    channels of the window.
     """
     i_r, i_b, i_l = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     slot = tl.load(slots + i_b).to(tl.int64)
     last = _accepted(nodes, live, i_b)
     if (slot < 0) | (last < 0):
         return
-    i_h = i_r // 2
+    parents = parents + i_b * T
+    b_up, n = _path(parents, last)
+    # tracked only where it lies on the accepted path
+    n_track, track_slot = n * 0, slot
+    if track_slots is not None:
+        track = _accepted(track_nodes, live, i_b)
+        to = tl.load(track_slots + i_b).to(tl.int64)
+        o_l = tl.arange(0, 16)
+        m_track = (track >= 0) & (to >= 0)
+        n_track = tl.max(tl.where(m_track & (b_up == track), n - o_l, 0), 0)
+        track_slot = tl.where(n_track > 0, to, slot)
+    i_row = i_l * capacity + i_b
+    p_rows = rows + i_row * ((T + W - 1) * C) + (W - 1) * C
+    if not CONVOLVED and i_r >= 128:
+        o_c = (i_r - 128) * 512 + tl.arange(0, 512)
+        p_w = window + i_l * stride_wl
+        if n_track > 0:
+            p_tracked = p_w + track_slot * stride_ws
+            _commit_window(p_tracked, p_rows, b_up, n, n_track, o_c, o_c < C)
+        _commit_window(p_w + slot * stride_ws, p_rows, b_up, n, n, o_c, o_c < C)
+        return
+    i_h = i_r // 4
     i_k = i_h // 2
-    o_v = (i_r % 2) * 64 + tl.arange(0, 64)
+    o_v = (i_r % 4) * 32 + tl.arange(0, 32)
     m_v = o_v < DV
     o_d = tl.arange(0, 4)[:, None] * 32 + tl.arange(0, 32)[None, :]
     m_d = o_d < DK
@@ -1191,29 +1219,8 @@ def commit_gdn_any64_d8(
     # the 2 is not true of the addresses: it only ranks the rows above the pieces of d_k, so that a
     # warp spreads over rows; loads are vectors along the last axis alone
     p_to = tl.max_contiguous(p_s + slot * stride_ss, [1, 2, 32])
+    p_track = tl.max_contiguous(p_s + track_slot * stride_ss, [1, 2, 32])
     b_s = tl.load(p_to, mask=m_s, other=0.0).to(tl.float32)
-    parents = parents + i_b * T
-    b_up, n = _path(parents, last)
-    # tracked only where it lies on the accepted path
-    n_track = n * 0
-    p_track = p_to
-    track_slot = slot
-    if track_slots is not None:
-        track = _accepted(track_nodes, live, i_b)
-        to = tl.load(track_slots + i_b).to(tl.int64)
-        o_l = tl.arange(0, 16)
-        m_track = (track >= 0) & (to >= 0)
-        n_track = tl.max(tl.where(m_track & (b_up == track), n - o_l, 0), 0)
-        track_slot = tl.where(n_track > 0, to, slot)
-        p_track = tl.max_contiguous(p_s + track_slot * stride_ss, [1, 2, 32])
-    i_row = i_l * capacity + i_b
-    p_rows = rows + i_row * ((T + W - 1) * C) + (W - 1) * C
-    if not CONVOLVED:
-        o_c = i_r * 128 + tl.arange(0, 128)
-        p_w = window + i_l * stride_wl
-        if n_track > 0:
-            _commit_window(p_w + track_slot * stride_ws, p_rows, b_up, n, n_track, o_c, o_c < C)
-        _commit_window(p_w + slot * stride_ws, p_rows, b_up, n, n, o_c, o_c < C)
     _commit_state(
         p_to,
         b_s,
@@ -1609,7 +1616,7 @@ def _verify(q, k, v, gate, conv, pool, options):
             DOT=DOT,
             num_warps=4,
             num_stages=3,
-            **({} if merged else CAP if pending is None else COMMIT_CAP),
+            **({} if merged else CAP if pending is None else FOLDED_CAP),
             **beside,
         )
     return out
@@ -1659,8 +1666,9 @@ def commit(
     if batch == 0:
         return
     s_w = (0, 0) if conv_state is None else conv_state.stride()[:2]
+    programs = 128 if conv_state is None else 144
     with _on(state):
-        commit_gdn_any64_d8[(64, batch, layers)](
+        commit_gdn_any64_d8[(programs, batch, layers)](
             state,
             conv_state,
             slots,
@@ -1678,9 +1686,8 @@ def commit(
             *state.stride()[:2],
             *s_w,
             CONVOLVED=conv_state is None,
-            num_warps=4,
+            num_warps=1,
             num_stages=1,
-            **COMMIT_CAP,
         )
 
 

@@ -22,7 +22,7 @@ def kernels_of(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
         Kernel(f"solve_{name}", _solve(plan), tiling.warps_solve, tiling.stages, tiling.maxnreg),
         *_merged(plan, name),
         _folded(plan, name),
-        Kernel(f"commit_{name}", _commit(plan), tiling.warps_commit, 1, tiling.maxnreg_commit),
+        Kernel(f"commit_{name}", _commit(plan), tiling.warps_commit, 1),
     ]
     return tuple(kernels)
 
@@ -127,14 +127,14 @@ def _merged(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
 
 
 def _folded(plan: TreePlan, name: str) -> Kernel:
-    """The solve that first commits the round before; it runs under commit's cap of registers."""
+    """The solve that first commits the round before; it has a cap of its own."""
     tiling = plan.tiling
     return Kernel(
         f"solve_{name}",
         _solve(plan, folded=True),
         tiling.warps_solve,
         tiling.stages,
-        tiling.maxnreg_commit,
+        tiling.maxnreg_folded,
         label="folded",
     )
 

@@ -72,7 +72,7 @@ class Tiling:
     """Program shapes. Prepare: b_g nodes' gates, b_h nodes' channels, b_n nodes' rows at a time.
     Factor: b_r rows of Y, and a cap of registers a thread where it follows channels up a tree.
     Solve: the value tile b_v, the chunk b_k of d_k and a cap of registers a thread.
-    Commit: b_t rows of a head's state, and such a cap.
+    Commit: b_t rows of a head's state, and how many nodes' rows are fetched ahead.
 
     How the number of requests cuts the work, without a bit of difference in the result: a program
     of prepare takes all nodes of its head from ``full_batch`` on, half of them from ``half_batch``
@@ -90,6 +90,7 @@ class Tiling:
     b_g: int = 8
     b_h: int = 16
     b_t: int = 16
+    ahead: int = 4
     heads: int = 1
     half_batch: int = 1
     full_batch: int = 1
@@ -98,11 +99,11 @@ class Tiling:
     warps_prepare: int = 4
     warps_factor: int = 4
     warps_solve: int = 4
-    warps_commit: int = 4
+    warps_commit: int = 1
     stages: int = 1
     maxnreg: int = 255
     maxnreg_factor: int | None = None
-    maxnreg_commit: int = 255
+    maxnreg_folded: int = 255
     fused: bool = True
     rolled: bool = False
 

@@ -49,7 +49,7 @@ def tile_values(plan: TreePlan) -> TreePlan:
         b_r=b_r,
         b_v=b_v,
         b_k=min(32, d_k),
-        b_t=min(64, _power(plan.spec.d_v)),
+        b_t=_commit_rows(plan, d_k),
         half_batch=4,
         full_batch=16,
         share_batch=32,
@@ -58,7 +58,7 @@ def tile_values(plan: TreePlan) -> TreePlan:
         stages=3,
         maxnreg=cap,
         maxnreg_factor=walk_cap,
-        maxnreg_commit=168,
+        maxnreg_folded=168,
         fused=plan.rows <= 96,
         rolled=rolled,
     )
@@ -78,6 +78,12 @@ def _is_rolled(plan: TreePlan, b_r: int) -> bool:
     blocks = len(plan.columns)
     products = -(-plan.rows // b_r) * blocks * (blocks + 1) // 2
     return products > _WRITTEN_OUT and all(block.inverted for block in plan.columns)
+
+
+def _commit_rows(plan: TreePlan, d_k: int) -> int:
+    """Rows of a state in a program of one warp: 128 values a thread, a tracked state included."""
+    values = 4096 if plan.spec.factors == "replay" else 2048
+    return max(16, min(values // d_k, 64, _power(plan.spec.d_v)))
 
 
 def _smem(plan: TreePlan, b_v: int) -> int:
