@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.margins import measure_leads
-from benchmarks.engine.measures import converse, measure_batch, measure_margins, sample
+from benchmarks.engine.measures import converse, measure_batch, sample
 
 __all__ = ["alone", "engine_arguments", "main", "set_environment"]
 
@@ -33,7 +33,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--requests", type=int, default=8)
-    parser.add_argument("--margins", action="store_true", help="the two best log-probabilities")
+    parser.add_argument("--margins", action="store_true", help="leads of plain decoding's tokens")
     parser.add_argument("--samples", type=int, default=0, help="answers at temperature 1")
     parser.add_argument("--turns", type=int, default=0, help="of conversations, cache on")
     parser.add_argument("--accept", type=float, help="accepted length that SGLang simulates")
@@ -162,8 +162,8 @@ def run(
         found["talks"] = talks
         return found
     found["runs"] = [measure_batch(engine, prompts[:n], new, options.repeats) for n in sizes]
-    if options.margins:
-        found["margins"] = measure_margins(engine, prompts, new)
+    for run in found["runs"] if options.margins else ():
+        run["leads"] = measure_leads(engine, prompts[: run["batch"]], run["output_ids"])
     if options.samples:
         found["samples"] = sample(engine, prompts[:2], options.samples)
     return found

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from typing import Any
 
-__all__ = ["converse", "measure_batch", "measure_margins", "sample"]
+__all__ = ["converse", "measure_batch", "sample"]
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 POSITIONS = range(1, 5)  # the first token is prefill's, whatever verifies the others
@@ -47,25 +47,6 @@ def _whole(out: dict[str, Any], tokens: int) -> list[int]:
     if len(found) != tokens:
         raise ValueError(f"an answer: expected {tokens} tokens, got {len(found)}")
     return found
-
-
-def measure_margins(
-    engine: Any, prompts: list[list[int]], new_tokens: int
-) -> list[dict[str, Any]]:
-    """How far the best token leads the second, in log-probability, at each position."""
-    outs = engine.generate(
-        input_ids=prompts,
-        sampling_params={**GREEDY, "max_new_tokens": new_tokens},
-        return_logprob=True,
-        top_logprobs_num=2,
-    )
-    return [
-        {
-            "output_ids": _whole(out, new_tokens),
-            "lead": [t[0][0] - t[1][0] for t in out["meta_info"]["output_top_logprobs"]],
-        }
-        for out in outs
-    ]
 
 
 def sample(engine: Any, prompts: list[list[int]], count: int) -> list[dict[str, dict[str, int]]]:

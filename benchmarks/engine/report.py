@@ -28,18 +28,14 @@ TOKENS = ["engine", "batch", "equal to decoding", "first other token: lead", "ac
 def first_differences(base: dict[str, Any], run: dict[str, Any]) -> list[tuple[int, float]]:
     """Where requests leave the base's tokens, and the lead of the base's token there."""
     kept = next(r for r in base["runs"] if r["batch"] == run["batch"])
-    margins = base.get("margins") or []
+    leads = kept.get("leads") or [[]] * len(kept["output_ids"])
     found = []
-    for i, (want, got) in enumerate(zip(kept["output_ids"], run["output_ids"], strict=True)):
+    for want, got, lead in zip(kept["output_ids"], run["output_ids"], leads, strict=True):
         # records keep an answer up to its first other token
         pairs = enumerate(zip(want, got, strict=False))
         at = next((j for j, pair in pairs if len({*pair}) > 1), None)
-        if at is None:
-            continue
-        lead = float("nan")
-        if i < len(margins) and margins[i]["output_ids"][: at + 1] == want[: at + 1]:
-            lead = margins[i]["lead"][at]
-        found.append((at, lead))
+        if at is not None:
+            found.append((at, lead[at] if at < len(lead) else float("nan")))
     return found
 
 

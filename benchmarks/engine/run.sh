@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # SGLang with and without the plugin on one GPU:
-#     bash benchmarks/engine/run.sh tokens|tiers|talks|faults|kit|speed|capacity|online|online9b [PARTS]
+#     bash benchmarks/engine/run.sh tokens|tiers|tp|talks|faults|kit|speed|capacity|online|online9b [PARTS]
 # tokens: MODEL (a trained hybrid with an MTP head) by plain decoding, SGLang's trees and ours, at once:
 #         greedy tokens, accepted lengths, and the law of SAMPLES answers at temperature 1.
 #         TREES (steps,topk,nodes ...) and NEW_TOKENS make it shorter.
 # tiers: MODEL with trees by batch size, plain decoding at the largest.
+# tp: MODEL over two GPUs, tensor parallel: as tokens, without samples.
 # talks: MODEL in conversations, prefix cache on.
 # faults: errors injected into allocation, verify and commit must stop the server.
 # kit: SGLang's own attention test kit, without and with the plugin; KIT: a folder with its test folder.
@@ -113,6 +114,17 @@ tiers)
     files=("$results/ar.json" "$results/ours-tiers.json")
     python3 "$root/benchmarks/engine/report.py" "${files[@]}"
     ;;
+tp)
+    share='{"mem_fraction_static": 0.6, "max_total_tokens": 32768, "tp_size": 2, "disable_custom_all_reduce": true}'
+    common=(--model "$MODEL" --new-tokens "${NEW_TOKENS:-1100}" --batch 1,4,8 --extra "$share")
+    drive ar "${common[@]}" --margins &
+    tree=6,4,32
+    drive "stock-$tree" "${common[@]}" --tree "$tree" &
+    drive "ours-$tree" "${common[@]}" --tree "$tree" --plugin &
+    wait
+    files=("$results"/{ar,stock-"$tree",ours-"$tree"}.json)
+    python3 "$root/benchmarks/engine/report.py" "${files[@]}"
+    ;;
 talks)
     share='{"mem_fraction_static": 0.6, "max_total_tokens": 65536, "max_mamba_cache_size": 96}'
     common=(--model "$MODEL" --new-tokens 300 --batch 8 --turns 4 --extra "$share")
@@ -164,12 +176,13 @@ speed)
         drive "stock-$1" "${common[@]}" --tree "$1" --accept "$2" --peers "$3" &
         drive "ours-$1" "${common[@]}" --tree "$1" --accept "$2" --peers "$3" --plugin &
     }
-    # accepted lengths are those that `tokens` measured at batch 8; in two waves, to fit into memory
-    drive ar "${common[@]}" --peers 5 &
-    both 4,4,16 4.3 5
-    both 6,4,40 5.6 5
+    # accepted lengths are those that `tokens` measured at batch 8; in three waves, to fit into memory
+    drive ar "${common[@]}" --peers 4 &
+    drive stock-4,1,5 "${common[@]}" --tree 4,1,5 --accept 4.0 --peers 4 &
+    both 4,4,16 4.3 4
     wait
-    drive stock-4,1,5 "${common[@]}" --tree 4,1,5 --accept 4.0 --peers 8 &
+    both 6,4,40 5.6 6
+    wait
     both 8,4,64 5.6 8
     wait
     files=("$results/ar.json" "$results/stock-4,1,5.json")
@@ -199,7 +212,7 @@ online9b)
     keep ${VOUCHERS:+--vouchers "$VOUCHERS"}
     ;;
 *)
-    echo "run.sh: $what is not among tokens, tiers, talks, faults, kit, speed, capacity, online, online9b" >&2
+    echo "run.sh: $what is not among tokens, tiers, tp, talks, faults, kit, speed, capacity, online, online9b" >&2
     exit 2
     ;;
 esac

@@ -67,11 +67,11 @@ def compare(base: Record, run: Record) -> Record:
         want.append(one)
         got.append(other)
         if "leads" in base:
-            leads.append({"output_ids": one, "lead": base["leads"][i]})
+            leads.append(base["leads"][i])
         alike += one == other
         if one != other:
             left.add(row[0])
-    plain = {"runs": [{"batch": 0, "output_ids": want}], "margins": leads}
+    plain = {"runs": [{"batch": 0, "output_ids": want, "leads": leads}]}
     differing = first_differences(plain, {"batch": 0, "output_ids": got})
     return {"asked": len(base["rows"]), "compared": len(want), "alike": alike, "other": differing}
 

@@ -45,14 +45,15 @@ def test_samples_of_one_law_pass_and_of_another_do_not() -> None:
 
 
 def test_tokens_may_leave_decoding_at_a_tie_alone() -> None:
-    leads = [{"output_ids": ids, "lead": [2.0, 2.0, 0.0, 2.0]} for ids in TOKENS]
-    base, stock = engine(None, False, margins=leads), engine("4,3,16", False)
+    base = changed(engine(None, False), leads=[[2.0, 2.0, 0.0, 2.0] for _ in TOKENS])
+    stock = engine("4,3,16", False)
     ours = engine("4,3,16", True)
     at_tie = changed(ours, output_ids=[[5, 6, 0, 0], TOKENS[1]])
     clear = changed(ours, output_ids=[[5, 0, 0, 0], TOKENS[1]])
     assert not report.find_faults(base, [base, stock, ours])
     assert not report.find_faults(base, [base, stock, at_tie])
     assert "leads lost" in report.find_faults(base, [base, stock, clear])[0]
+    assert "unknown" in report.find_faults(engine(None, False), [base, stock, at_tie])[0]
     passed = ours | {"bolegen": {"bolegen_rounds_total": 0}}
     assert "no round" in report.find_faults(base, [base, stock, passed])[0]
     slow = changed(ours, accepted=1.5)
