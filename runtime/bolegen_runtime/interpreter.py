@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,6 +21,8 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 from triton.runtime import interpreter as ti
+
+from bolegen_runtime.interpreter_shortcuts import SHORTCUTS
 
 __all__ = ["install", "is_interpreting", "round_to_bf16", "round_to_tf32"]
 
@@ -59,7 +60,7 @@ def _float32_to_bf16(x: Array, *, truncate: bool = False) -> Array:
 
 
 def _is_bf16(handle: Any) -> bool:
-    return isinstance(handle, ti.TensorHandle) and bool(handle.dtype.scalar == tl.bfloat16)
+    return isinstance(handle, ti.TensorHandle) and handle.dtype.scalar.name == "bf16"
 
 
 def _widen(handle: Any) -> Any:
@@ -81,7 +82,7 @@ def _in_float32(original: Method) -> Method:
 
     def mended(self: Any, *args: Any) -> Any:
         narrow = any(map(_is_bf16, args))
-        result = original(self, *map(_widen, args))
+        result = original(self, *(map(_widen, args) if narrow else args))
         if result.data.dtype == np.bool_:
             # a comparison carried its operands' dtype, for which later casts and masks took it
             return ti.TensorHandle(result.data, tl.int1)
@@ -213,25 +214,6 @@ def _retype(tensor: Any, convert: Method) -> Any:
     return tl.core.tensor(handle, tl.block_type(handle.dtype, shape) if shape else handle.dtype)
 
 
-def _patch_once(original: Method) -> Method:
-    """Patch the language once a launch, not again at each call of a device function.
-
-    tl.sum is such a call: a millisecond each, after which tl.core stayed patched for good.
-    """
-    whole_language = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
-    active: list[Any] = []
-
-    def patch_lang(_: Any) -> Any:
-        if active:
-            return ti._LangPatchScope()
-        active.append(original(whole_language))
-        # for range(tensor): 3.6 converts an array of one element, which numpy 2.4 refuses
-        active[0].set_attr(tl.core.tensor, "__index__", lambda self: int(self.handle.data.item()))
-        return SimpleNamespace(restore=lambda: active.pop().restore())
-
-    return patch_lang
-
-
 def _mend_launch(original: Method) -> Method:
     def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
         # inf - inf and 0 / 0 are legal in a kernel, and a GPU does not warn
@@ -257,7 +239,7 @@ PATCHES: tuple[tuple[Any, str, Callable[[Method], Method]], ...] = (
     (ti.ScanOps, "cumsum", _mend_reduction),
     (ti.ScanOps, "cumprod", _mend_reduction),
     (ti.GridExecutor, "__call__", _mend_launch),
-    (ti, "_patch_lang", _patch_once),
+    *SHORTCUTS,
 )
 
 

@@ -82,11 +82,19 @@ def calls(node: ast.AST, name: str) -> list[ast.Call]:
     return [n for n in ast.walk(node) if isinstance(n, ast.Call) and ast.unparse(n.func) == name]
 
 
+@cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+def functions_of(module: EmittedModule) -> dict[str, ast.FunctionDef]:
+    return {n.name: n for n in parsed(module.text).body if isinstance(n, ast.FunctionDef)}
+
+
 def function(module: EmittedModule, kind: str) -> ast.FunctionDef:
     """A kernel by its kind, or what kernels call by its name."""
-    tree = ast.parse(module.text)
-    functions = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
-    return next(f for f in functions if f.name in (kind, f"{kind}_{module.name}"))
+    functions = functions_of(module)
+    return functions.get(kind) or functions[f"{kind}_{module.name}"]
 
 
 def test_every_process_emits_the_same_text() -> None:
@@ -127,24 +135,20 @@ def test_emitted_modules_are_formatted_and_free_of_lint(tmp_path: Path) -> None:
 def test_headers_have_one_height() -> None:
     heights = {}
     for name in SPREAD:
-        docstring = ast.parse(emitted(name).text).body[0]
+        docstring = parsed(emitted(name).text).body[0]
         heights[name] = docstring.end_lineno
     assert len(set(heights.values())) == 1, heights
 
 
 @pytest.mark.parametrize("name", SPREAD)
 def test_a_module_needs_torch_triton_and_the_standard_library(name: str) -> None:
-    tree = ast.parse(emitted(name).text)
+    nodes = list(ast.walk(parsed(emitted(name).text)))
     found = {
         alias.name.partition(".")[0]
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Import)
         for alias in node.names
-    } | {
-        str(node.module).partition(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-    }
+    } | {str(node.module).partition(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
     assert {"torch", "triton"} <= found
     assert found - {"torch", "triton"} <= sys.stdlib_module_names
 
@@ -243,10 +247,11 @@ def test_the_polynomial_is_nested_and_never_summed(name: str) -> None:
     if not emitted(name).plan.spec.mixer.delta:
         assert "b_g = -(" not in emitted(name).text, "there is no G"
     for kind in kinds:
-        for node in ast.walk(function(emitted(name), kind)):
-            for call in calls(node, "tl.dot") if isinstance(node, ast.stmt) else []:
-                left, right = (ast.unparse(arg) for arg in call.args)
-                assert left != right, "a matrix times itself"
+        whole = function(emitted(name), kind)
+        for call in calls(whole, "tl.dot"):
+            left, right = (ast.unparse(arg) for arg in call.args)
+            assert left != right, "a matrix times itself"
+        for node in ast.walk(whole):
             if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
                 continue
             target = ast.unparse(node.targets[0])
@@ -260,7 +265,7 @@ def test_the_polynomial_is_nested_and_never_summed(name: str) -> None:
 @pytest.mark.parametrize("name", SPREAD)
 def test_kernels_take_the_arguments_that_they_are_described_with(name: str) -> None:
     module = emitted(name)
-    functions = {f.name: f for f in ast.parse(module.text).body if isinstance(f, ast.FunctionDef)}
+    functions = functions_of(module)
     for kernel in module.module.kernels:
         taken = [argument.arg for argument in functions[kernel.name].args.args]
         assert taken == [param.name for param in kernel.params], kernel.name

@@ -62,6 +62,13 @@ def verified(m: ModuleType, r: Round, name: str = "verify") -> Any:
     return factors
 
 
+@pytest.fixture(scope="module")
+def ready(m: ModuleType) -> tuple[tuple[Round, Round], Any]:
+    """Two rounds and memory of the first, verified; tests work on copies."""
+    rounds = two_rounds(m)
+    return rounds, verified(m, rounds[0])
+
+
 def written(factors: Any, r: Round) -> list[torch.Tensor]:
     """What verify left for commit in the live nodes of the rows that are not padded."""
     n, found = r.x.shape[2], [factors.live]
@@ -83,11 +90,19 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def compare(
-    m: ModuleType, rounds: tuple[Round, Round], last: list[int], *, convolved: bool = False
+    m: ModuleType,
+    rounds: tuple[Round, Round],
+    last: list[int],
+    *,
+    done: Any = None,
+    convolved: bool = False,
 ) -> tuple[Round, Round]:
-    """Both ways through two rounds: apart, then folded; all bits of both are the same."""
+    """Both ways through two rounds: apart, then folded; all bits of both are the same.
+
+    ``done`` is memory of the first round where that is verified already.
+    """
     name = "verify_qkv" if convolved else "verify"
-    done, ends = verified(m, rounds[0], name), []
+    done, ends = done or verified(m, rounds[0], name), []
     for folded in (False, True):
         pools = rounds[0].state.clone(), rounds[0].conv_state.clone()
         first, second = (replace(r, state=pools[0], conv_state=pools[1]) for r in rounds)
@@ -108,10 +123,12 @@ def compare(
 LAST = [8, 1, -1, FAR]
 
 
-def test_outputs_states_windows_and_factors_are_those_of_two_steps(m: ModuleType) -> None:
-    rounds = two_rounds(m)
+def test_outputs_states_windows_and_factors_are_those_of_two_steps(
+    m: ModuleType, ready: tuple[tuple[Round, Round], Any]
+) -> None:
+    rounds, done = ready
     before = rounds[0].state.clone()
-    _, folded = compare(m, rounds, LAST)
+    _, folded = compare(m, rounds, LAST, done=done)
     moved = [not same_bits(folded.state[0, s], before[0, s]) for s in rounds[0].slots.tolist()]
     assert moved == [True, True, False, False]
 
@@ -180,9 +197,9 @@ def test_value_tiles_and_schedules_of_any_size(layout: str, tiling: dict[str, An
     compare(m, two_rounds(m, batch=2), [8, 3])
 
 
-def test_flush_is_commit(m: ModuleType) -> None:
-    r = two_rounds(m)[0]
-    done, ends = verified(m, r), []
+def test_flush_is_commit(m: ModuleType, ready: tuple[tuple[Round, Round], Any]) -> None:
+    (r, _), done = ready
+    ends = []
     for name in ("commit", "flush"):
         one, factors = r.with_clones(), deepcopy(done)
         other = sorted(set(range(6)) - set(r.slots.tolist()))

@@ -49,21 +49,26 @@ def outcome(
     return out, r.state, r.conv_state
 
 
+@pytest.fixture(scope="module")
+def clean(m: ModuleType) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What the round of nine nodes gives as it stands."""
+    return outcome(m, nine_nodes(m), [8, 5])
+
+
 def assert_same(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...]) -> None:
     for a, b in zip(one, other, strict=True):
         assert same_bits(a, b)
 
 
 @every_kind
-def test_runs_repeat_on_any_memory(m: ModuleType) -> None:
+def test_runs_repeat_on_any_memory(m: ModuleType, clean: tuple[torch.Tensor, ...]) -> None:
     r = nine_nodes(m)
-    once = outcome(m, r, [8, 5])
-    assert_same(once, outcome(m, r, [8, 5], spare=3))
+    assert_same(clean, outcome(m, r, [8, 5], spare=3))
     factors = m.allocate(2, 1, "cpu")
     for tensor in vars(factors).values():
         if isinstance(tensor, torch.Tensor):
             tensor.zero_()
-    assert_same(once[:1], (r.verify(m, factors),))
+    assert_same(clean[:1], (r.verify(m, factors),))
 
 
 def test_alone_or_among_mates(m: ModuleType) -> None:
@@ -169,9 +174,8 @@ def apart(tensor: torch.Tensor, dim: int, pitch: int) -> torch.Tensor:
 
 
 @row_kinds
-def test_views_of_wider_tensors(m: ModuleType) -> None:
+def test_views_of_wider_tensors(m: ModuleType, clean: tuple[torch.Tensor, ...]) -> None:
     r = nine_nodes(m)
-    clean = outcome(m, r, [8, 5])
     pair = torch.stack([r.a, r.b], dim=-1)
     views = r.with_clones()
     views.x, views.a, views.b = wide(r.x, 13), pair[..., 0], pair[..., 1]
@@ -189,9 +193,8 @@ def test_views_of_wider_tensors(m: ModuleType) -> None:
     assert_same((views.state, views.conv_state), clean[1:])
 
 
-def test_node_major_activations(m: ModuleType) -> None:
+def test_node_major_activations(m: ModuleType, clean: tuple[torch.Tensor, ...]) -> None:
     r = nine_nodes(m)
-    clean = outcome(m, r, [8, 5])
     turned = r.with_clones()
     for name in ("x", "a", "b"):
         turned_tensor = getattr(r, name).transpose(1, 2).contiguous().transpose(1, 2)
@@ -216,9 +219,10 @@ def test_convolved_views_of_one_wider_tensor(m: ModuleType) -> None:
     check_verify(m, r, out, factors).assert_within()
 
 
-def test_pools_with_any_slot_and_layer_pitch(m: ModuleType) -> None:
+def test_pools_with_any_slot_and_layer_pitch(
+    m: ModuleType, clean: tuple[torch.Tensor, ...]
+) -> None:
     r = nine_nodes(m)
-    clean = outcome(m, r, [8, 5])
     spread = r.with_clones()
     state, window = r.state[0], r.conv_state[0]
     spread.state = apart(state, 0, state[0].numel() + 77)[None]

@@ -35,8 +35,11 @@ __all__ = [
 # what the interpreter runs in about a second
 SMALL: dict[str, Any] = {"key_heads": 1, "value_heads": 2, "d_k": 16, "d_v": 16}
 # a folder of this process: another one may be writing the same module
-_FOLDER = Path(tempfile.mkdtemp(prefix="bolegen-tests-"))
-atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
+_TEMPORARY = Path(tempfile.mkdtemp(prefix="bolegen-"))
+atexit.register(shutil.rmtree, _TEMPORARY, ignore_errors=True)
+# Hypothesis draws from constants of all modules that are loaded, unless they lie in "tests": what
+# a worker happened to emit must not decide what it draws, and takes half a minute to parse
+_FOLDER = _TEMPORARY / "tests"
 
 
 def import_module(emitted: EmittedModule) -> ModuleType:
@@ -45,7 +48,7 @@ def import_module(emitted: EmittedModule) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     path = _FOLDER / emitted.digest / f"{emitted.name}.py"
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     path.write_text(emitted.text, "utf-8")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
