@@ -38,6 +38,7 @@ def draw_panels(
             axes = figure.add_subplot(1, len(panels), at)
             axes.set_title(title)
             _lines(axes, series, x_label, y_label)
+        figure.tight_layout()
         _save(figure, path)
 
 

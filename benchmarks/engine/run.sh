@@ -267,6 +267,6 @@ online9b)
 esac
 status=$?
 [ -n "${files:-}" ] && python3 "$root/benchmarks/engine/records.py" "$OUT" "${kept:-$what}" "${files[@]}"
-tar -czf "$OUT/$what.tar.gz" -C "$results" .
+tar -czf "$OUT/${kept:-$what}.tar.gz" -C "$results" .
 [ -d "$home/cache" ] && tar -czf - -C "$home/cache" . | split -b 15M -d - "$OUT/cache.tar.gz."
 exit $status

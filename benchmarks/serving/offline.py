@@ -19,7 +19,7 @@ from benchmarks.serving.shares import SHARES, list_shares
 
 __all__ = [
     "GRID", "MEANS", "SPEEDS", "check_offline", "find_faults", "list_gains", "list_left_out",
-    "list_speeds", "main", "nodes_of", "speeds_of",
+    "list_speeds", "list_waits", "main", "nodes_of", "speeds_of",
 ]  # fmt: skip
 
 SPEEDS = [
@@ -155,6 +155,21 @@ def list_left_out(records: list[Record]) -> str:
     return f"Not measured, for time or memory: {', '.join(said) or 'nothing'}."
 
 
+def list_waits(records: list[Record]) -> list[str]:
+    """The time that an answer took over its rounds' on the device: least and most of a system's
+    points. Well above 1 an engine compiled or waited meanwhile, and the run is to be repeated.
+    """
+    said = []
+    for record in records:
+        found = []
+        for run in record["runs"]:
+            call = run["probe"].get("round", {}).get(str(run["batch"]))
+            if call:
+                found.append(1e6 * run["seconds"] / (run["rounds"] * call["device"][1]))
+        said += [f"{record['label']}: {min(found):.2f} to {max(found):.2f}"] if found else []
+    return said
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Print what the page will say; exit 1 for a fault or a loss."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -168,6 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(table(MEANS, list_gains(records)), end="")
     print(table(SHARES, list_shares(records)), end="")
     print(list_left_out(records))
+    print(f"wall clock over rounds: {'; '.join(list_waits(records))}")
     faults = [fault for record in records for fault in find_faults(record)]
     faults += [f"{r['label']}: no share: {r['no_passes']}" for r in records if "no_passes" in r]
     faults += [f"no result: {what}" for what in missing]

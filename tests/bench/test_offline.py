@@ -24,6 +24,7 @@ def test_prefill_is_no_part_of_a_speed(context: int) -> None:
     found = speed(Engine(a_round=4), 3, context, 41, 2)
     assert found["tokens_per_s"] == pytest.approx(3 * 40 / (10 * ROUND_S))
     assert found["rounds"] == 10
+    assert found["seconds"] == pytest.approx(10 * ROUND_S)
     assert found["accepted"] == pytest.approx(4.1)
     plain = speed(Engine(), 1, context, 5)
     assert plain["tokens_per_s"] == pytest.approx(1 / ROUND_S)
@@ -49,8 +50,8 @@ def test_points_are_what_was_said_and_the_shortest_is_repeated() -> None:
         points.list_points("1024")
     engine = Engine()
     runs = points.measure_points(engine, asked, draw, new_tokens=4, repeats=2)
-    # the first warms up
-    assert engine.asked == [(8, 1), (8, 1), (8, 1), (8, 2), (8, 2), (64, 1)]
+    # the first of a context warms up
+    assert engine.asked == [(8, 1), (8, 1), (8, 1), (8, 2), (8, 2), (64, 1), (64, 1)]
     assert [(run["context"], run["batch"], len(run["speeds"])) for run in runs] == [
         (8, 1, 2), (8, 2, 2), (64, 1, 1),
     ]  # fmt: skip
@@ -118,6 +119,8 @@ def test_one_run_becomes_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert first[10] == "10.00 (9.00-20.00)"
     assert [row[1] for row in shares.list_shares(records)] == ["1", "5", "16"]
     assert "-" not in shares.list_shares(records)[2]
+    # 80 tokens by 5 are 16 rounds of 10 ms, by the clock as by the probe
+    assert offline.list_waits(records)[-1] == "ours-4,4,16: 1.00 to 1.00"
     assert "32768 x 16 (512k tokens to read, 2.0 GiB of KV" in offline.list_left_out(records)
     write_records(tmp_path / "0.5.23-offline-9b.jsonl", records)
     text = page.write_page(page.PAGE.read_text("utf-8"), tmp_path)
