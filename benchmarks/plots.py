@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.render import Lines
 
-__all__ = ["draw_all"]
+__all__ = ["draw_all", "draw_panels"]
 
 # the same bytes for the same numbers
 _STYLE: Any = {"svg.hashsalt": "bolegen", "svg.fonttype": "none", "font.size": 9}
@@ -25,6 +25,21 @@ def draw_all(lines: Lines, folder: Path) -> list[Path]:
             _save(_floor(lines), folder / "floor.svg"),
             _save(_memory(lines), folder / "memory.svg"),
         ]
+
+
+def draw_panels(
+    panels: dict[str, dict[str, list[tuple[float, float]]]], x_label: str, y_label: str, path: Path
+) -> None:
+    """Lines of points by name, a panel a title; x is logarithmic."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(4.5 * len(panels), 3.4))
+        for at, (title, series) in enumerate(panels.items(), 1):
+            axes = figure.add_subplot(1, len(panels), at)
+            axes.set_title(title)
+            _lines(axes, series, x_label, y_label)
+        figure.tight_layout()
+        _save(figure, path)
 
 
 def _speed_up(lines: Lines) -> Figure:

@@ -15,8 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine.kernels import measure_passes
 from benchmarks.engine.margins import measure_leads
 from benchmarks.engine.measures import converse, measure_batch, sample
+from benchmarks.engine.points import list_points, measure_points
+from benchmarks.engine.shapes import describe_model
 
 __all__ = ["alone", "engine_arguments", "main", "set_environment"]
 
@@ -30,6 +33,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--plugin", action="store_true", help="with BOLEGEN_ENABLE=1")
     parser.add_argument("--tiers", help="BOLEGEN_TIERS, for the tree's steps and topk")
     parser.add_argument("--batch", default="1,4,8")
+    parser.add_argument("--contexts", help="in place of --batch: TOKENS:BATCH,BATCH ...")
+    parser.add_argument("--kernels", help="TOKENS:BATCH,BATCH of passes taken apart by kernel")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--requests", type=int, default=8)
@@ -121,7 +126,7 @@ def main() -> None:
     import torch
     import triton
 
-    sizes = [int(size) for size in options.batch.split(",")]
+    sizes = list_sizes(options)
     begin = time.monotonic()
     engine = sglang.Engine(**engine_arguments(options, sizes))
     record: dict[str, Any] = {
@@ -139,12 +144,45 @@ def main() -> None:
     }
     prompts = make_prompts(options.model, max(sizes))
     with alone(options):
-        record |= run(engine, prompts, sizes, options)
+        if options.contexts:
+            record |= decode(engine, options)
+        else:
+            record |= run(engine, prompts, sizes, options)
         state = engine.get_server_info()["internal_states"][0]
         for name, said in (("memory", "memory_usage"), ("bolegen", "bolegen"), ("probe", "probe")):
             record[name] = state.get(said)
         options.out.write_text(json.dumps(record, default=str), "utf-8")
         engine.shutdown()
+
+
+def list_sizes(options: argparse.Namespace) -> list[int]:
+    """Batch sizes that the engine shall have graphs of."""
+    if not options.contexts:
+        return [int(size) for size in options.batch.split(",")]
+    said = f"{options.contexts} {options.kernels or ''}"
+    return sorted({batch for _, batch in list_points(said)})
+
+
+def decode(engine: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Speeds by context and batch, and passes by kernel where they were asked for and told."""
+
+    def draw(batch: int, context: int) -> list[list[int]]:
+        return make_prompts(options.model, batch, context)
+
+    points = list_points(options.contexts)
+    found: dict[str, Any] = {"model": describe_model(options.model)}
+    found["runs"] = measure_points(
+        engine, points, draw, new_tokens=options.new_tokens, repeats=options.repeats
+    )
+    if options.kernels:
+        passes = list_points(options.kernels)
+        layers = found["model"]["linear_layers"]
+        try:
+            found["passes"] = measure_passes(engine, passes, draw, layers)
+        # speeds are not lost for what no profiler could tell
+        except (RuntimeError, OSError, LookupError, ValueError) as error:
+            found["no_passes"] = f"{type(error).__name__}: {error}"
+    return found
 
 
 def run(

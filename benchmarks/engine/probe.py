@@ -1,11 +1,13 @@
-"""An SGLang plugin of the benchmarks: times of a server's verify forwards and commits.
+"""An SGLang plugin of the benchmarks: times of a server's target passes and commits.
 
-SGLang finds it by an entry point that run.sh writes. What it saw is in
+SGLang finds it by an entry point that run.sh writes. What it saw since it was last asked is in
 ``internal_states[0]["probe"]``, by batch size: microseconds on the device and of the host.
+``verify`` and ``decode`` are the target's passes, ``round`` is from a pass's start to the next's.
 BOLEGEN_FAULT=NAME:N lets bolegen's verify, commit or allocate raise from its Nth call on.
 """
 
 import importlib
+import itertools
 import os
 import statistics
 import time
@@ -30,7 +32,7 @@ def register() -> None:
     hook, kinds = registry.HookRegistry.register, registry.HookType
     runner = "sglang.srt.model_executor.model_runner.ModelRunner.forward"
     commit = "sglang.srt.speculative.spec_utils.commit_mamba_states_after_verify"
-    hook(runner, time_verify, kinds.AROUND)
+    hook(runner, time_pass, kinds.AROUND)
     hook(commit, time_commit, kinds.AROUND)
     hook("sglang.srt.managers.scheduler.Scheduler.get_internal_state", report, kinds.AFTER)
     fault = os.environ.get("BOLEGEN_FAULT")
@@ -39,11 +41,13 @@ def register() -> None:
         _break(name, int(call))
 
 
-def time_verify(original: Method, runner: Any, batch: Any, *args: Any, **kw: Any) -> Any:
-    """A target's verify forward, all layers; every other forward passes."""
-    if runner.is_draft_worker or not batch.forward_mode.is_target_verify():
+def time_pass(original: Method, runner: Any, batch: Any, *args: Any, **kw: Any) -> Any:
+    """A target's verify or decode forward, all layers; every other forward passes."""
+    mode = batch.forward_mode
+    what = "verify" if mode.is_target_verify() else "decode" if mode.is_decode() else None
+    if runner.is_draft_worker or what is None:
         return original(runner, batch, *args, **kw)
-    with _Timed("verify", batch.batch_size):
+    with _Timed(what, batch.batch_size):
         return original(runner, batch, *args, **kw)
 
 
@@ -81,16 +85,27 @@ def report(result: Any, *_: Any, **__: Any) -> Any:
     torch.cuda.synchronize()
     said: dict[str, dict[str, Any]] = {}
     for (what, batch), calls in sorted(seen.items()):
-        if len(calls) < FEW:
-            continue
         device = [1e3 * start.elapsed_time(end) for start, end, _ in calls]
-        said.setdefault(what, {})[str(batch)] = {
-            "device": [round(t, 1) for t in statistics.quantiles(device, n=4)],
-            "host": round(1e6 * statistics.median(spent for *_, spent in calls), 1),
-            "calls": len(calls),
-        }
+        _say(said, what, batch, device, [1e6 * spent for *_, spent in calls])
+        if what != "commit":
+            starts = [start for start, *_ in calls]
+            gaps = [1e3 * a.elapsed_time(b) for a, b in itertools.pairwise(starts)]
+            _say(said, "round", batch, gaps, [])
+    seen.clear()
     result.internal_state["probe"] = said
     return result
+
+
+def _say(
+    said: dict[str, dict[str, Any]], what: str, batch: int, device: list[float], host: list[float]
+) -> None:
+    if len(device) < FEW:
+        return
+    said.setdefault(what, {})[str(batch)] = {
+        "device": [round(t, 1) for t in statistics.quantiles(device, n=4)],
+        "calls": len(device),
+        **({"host": round(statistics.median(host), 1)} if host else {}),
+    }
 
 
 def _break(name: str, call: int) -> None:

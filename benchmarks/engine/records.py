@@ -37,7 +37,7 @@ def write_records(path: Path, records: list[Record]) -> None:
 
 def shorten(base: Record, record: Record) -> Record:
     """The record with each greedy answer up to the first token that is not the base's."""
-    if "runs" not in record:
+    if "output_ids" not in record.get("runs", [{}])[0]:
         return record
     held = {run["batch"]: run["output_ids"] for run in base["runs"]}
     runs = [

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SGLang with and without the plugin on one GPU:
-#     bash benchmarks/engine/run.sh tokens|tiers|tp|talks|faults|kit|speed|capacity|online|online9b [PARTS]
+#     bash benchmarks/engine/run.sh tokens|tiers|tp|talks|faults|kit|speed|capacity|offline|shares|online|online9b [PARTS]
 # tokens: MODEL (a trained hybrid with an MTP head) by plain decoding, SGLang's trees and ours, at once:
 #         greedy tokens, accepted lengths, and the law of SAMPLES answers at temperature 1.
 #         TREES (steps,topk,nodes ...) and NEW_TOKENS make it shorter.
@@ -12,6 +12,9 @@
 # speed: random weights at Qwen3.5-9B's shapes with KERNEL_MODEL's tokenizer; accepted lengths simulated,
 #        engines start together and measure one by one.
 # capacity: KV tokens of a server that takes all it can, without and with the plugin.
+# offline: decoding by batch and context, random weights at MODEL_SHAPE (4b, 9b, 27b), acceptance simulated.
+#         LAYERS; CONTEXTS ("TOKENS:BATCH,... ..."); SYSTEMS: what starts together, " / " before the next to start.
+# shares: MODEL_SHAPE at half its depth: what part of a target pass the linear layers take, by TREES.
 # online: MODEL under conversations that arrive at three loads, each system in turn, answers checked.
 #         SYSTEMS, TREE, RATE (conversations a second), SEEDS, TALKS and MEMORY (engine arguments) change it.
 # online9b: the same at 9B shapes in a share of the memory, acceptance simulated; VOUCHERS: what `online` kept.
@@ -58,6 +61,36 @@ drive() { # LABEL ARGUMENTS...
     grep -hoE 'Mamba Cache is allocated.*|bolegen (verifies|has nothing).*|max_total_num_tokens=[0-9]+' \
         "$results/$label.log" | sort -u | head -6
     [ $rc -eq 0 ] || grep -vE '^\s*$' "$results/$label.log" | cut -c1-300 | tail -25
+}
+simulate() { # LABEL ARGUMENTS...: a system by its label, with the accepted length that `tokens` measured for its tree
+    system="$1" tree="${1#*-}" own=()
+    shift
+    case $system in
+    ar) ;;
+    chain-*) own=(--tree "$tree" --accept 4.0) ;;
+    stock-*,16 | stock-*,8) own=(--tree "$tree" --accept 4.3) ;;
+    ours-*,16 | ours-*,8) own=(--tree "$tree" --accept 4.3 --plugin) ;;
+    stock-*) own=(--tree "$tree" --accept 5.6) ;;
+    ours-*) own=(--tree "$tree" --accept 5.6 --plugin) ;;
+    esac
+    drive "$system" "$@" "${own[@]}"
+}
+together() { # SYSTEMS ARGUMENTS...: start them at once and measure one by one; "/" ends those that start together
+    wave=() started=0 simulated=()
+    for system in $1 /; do
+        case $system in
+        ar | chain-* | stock-* | ours-*) wave+=("$system") simulated+=("$system") ;;
+        /)
+            started=$((started + ${#wave[@]}))
+            for one in "${wave[@]}"; do simulate "$one" "${@:2}" --peers "$started" & done
+            wait
+            wave=()
+            ;;
+        *) echo "run.sh: SYSTEMS: expected ar, chain-TREE, stock-TREE, ours-TREE or /, got $system" >&2 && exit 2 ;;
+        esac
+    done
+    files=()
+    for one in "${simulated[@]}"; do files+=("$results/$one.json"); done
 }
 online() { # ARGUMENTS...: every one of SYSTEMS with them, together where PEERS is set
     driver=serving/serve.py
@@ -196,6 +229,35 @@ capacity)
     LIMIT=250 drive ours "${common[@]}" --plugin
     files=("$results"/{stock,ours}.json)
     ;;
+offline | shares)
+    shape="${MODEL_SHAPE:-9b}"
+    kept="$what-$shape"
+    case $what-$shape in
+    offline-27b) layers="${LAYERS:-20}" ;; # of 64: four engines, one with snapshots, in one GPU
+    shares-27b) layers="${LAYERS:-8}" ;;
+    shares-*) layers="${LAYERS:-16}" ;; # nine engines
+    *) layers="${LAYERS:-}" ;;
+    esac
+    python3 "$root/benchmarks/engine/shapes.py" "$KERNEL_MODEL" "$home/m_$shape" "$shape" ${layers:+--layers $layers} \
+        --positions 65536
+    if [ $what = offline ]; then
+        systems="${SYSTEMS:-ar chain-4,1,5 stock-6,4,40 ours-6,4,40}"
+        contexts="${CONTEXTS:-1024:1,2,4,8,16 8192:1,4,16 32768:1,4}"
+        kernels="${KERNELS-1024:1,16}"
+    else
+        systems=ar
+        for tree in ${TREES:-4,4,8 4,4,16 6,4,32 8,4,64}; do systems+=" stock-$tree ours-$tree"; done
+        contexts="${CONTEXTS:-1024:1,8}"
+        kernels="${KERNELS-$contexts}"
+    fi
+    # room for the largest point and for what each of its answers adds
+    read -r requests length tokens < <(python3 "$root/benchmarks/engine/points.py" "$contexts $kernels")
+    share='{"mem_fraction_static": 0.97, "load_format": "dummy", "sleep_on_idle": true, "stream_interval": 1000000,'
+    share+=" \"max_total_tokens\": $tokens, \"context_length\": $length}"
+    together "$systems" --model "$home/m_$shape" --contexts "$contexts" ${kernels:+--kernels "$kernels"} \
+        --new-tokens "${NEW_TOKENS:-160}" --requests "$requests" --repeats "${REPEATS:-3}" --extra "$share"
+    python3 "$root/benchmarks/serving/offline.py" "${files[@]}"
+    ;;
 online)
     # room for some requests' KV and states, and not for all conversations'
     share='{"mem_fraction_static": 0.6, "max_total_tokens": 20480, "max_mamba_cache_size": 80, "sleep_on_idle": true}'
@@ -212,12 +274,12 @@ online9b)
     keep ${VOUCHERS:+--vouchers "$VOUCHERS"}
     ;;
 *)
-    echo "run.sh: $what is not among tokens, tiers, tp, talks, faults, kit, speed, capacity, online, online9b" >&2
+    echo "run.sh: $what is not among tokens, tiers, tp, talks, faults, kit, speed, capacity, offline, shares, online, online9b" >&2
     exit 2
     ;;
 esac
 status=$?
-[ -n "${files:-}" ] && python3 "$root/benchmarks/engine/records.py" "$OUT" "$what" "${files[@]}"
-tar -czf "$OUT/$what.tar.gz" -C "$results" .
+[ -n "${files:-}" ] && python3 "$root/benchmarks/engine/records.py" "$OUT" "${kept:-$what}" "${files[@]}"
+tar -czf "$OUT/${kept:-$what}.tar.gz" -C "$results" .
 [ -d "$home/cache" ] && tar -czf - -C "$home/cache" . | split -b 15M -d - "$OUT/cache.tar.gz."
 exit $status

@@ -120,7 +120,11 @@ def main() -> None:
     for record in records:
         if record["tree"] not in paired:
             print(write_plain(record))
-        hosts = {k: {b: c["host"] for b, c in v.items()} for k, v in record["probe"].items()}
+        hosts = {
+            what: {batch: call["host"] for batch, call in calls.items()}
+            for what, calls in record["probe"].items()
+            if what != "round"  # the device's alone
+        }
         print(f"{record['label']}: host, us: {hosts}; {record['memory']}")
     print(f"BOLEGEN_TIERS={choose_tiers(records)!r}")
     print(f"no result: {missing}" if missing else "every result is there")

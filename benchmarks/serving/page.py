@@ -1,6 +1,11 @@
-"""Fill docs/evaluation.md from docs/serving: python -m benchmarks.serving.page [--check]."""
+"""Fill docs/evaluation.md from docs/serving: python -m benchmarks.serving.page [--check].
 
+It draws docs/plots/offline-SHAPE.svg too, where matplotlib is installed.
+"""
+
+import importlib.util
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +13,7 @@ from typing import Any
 from benchmarks.engine.records import read_records
 from benchmarks.pages import fill, table, update
 from benchmarks.serving.check import find_faults
+from benchmarks.serving.offline_page import OFFLINE, SHAPES, draw_nodes, write_shares
 from benchmarks.serving.report import (
     LOADS,
     MEMORY,
@@ -93,12 +99,26 @@ def write_page(page: str, folder: Path) -> str:
         runs = read_records(files[-1:])[0]
         for mark, write in WRITERS.items():
             page = fill(page, f"{what} {mark}", write(runs) if runs else NOT_RUN)
-    return page
+    offline = read_shapes(folder, "offline")
+    for mark, list_all in OFFLINE.items():
+        page = fill(page, f"offline {mark}", list_all(offline) if offline else NOT_RUN)
+    shares = read_shapes(folder, "shares")
+    said = write_shares([*shares.values(), *offline.values()])
+    return fill(page, "shares", said or NOT_RUN)
+
+
+def read_shapes(folder: Path, what: str) -> dict[str, Records]:
+    """The newest records of every model's shapes."""
+    files = {shape: sorted(folder.glob(f"*-{what}-{shape}.jsonl"))[-1:] for shape in SHAPES}
+    return {shape: read_records(found)[0] for shape, found in files.items() if found}
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the page and the plots."""
     update(PAGE, lambda held: write_page(held, FOLDER))
+    if "--check" not in sys.argv and importlib.util.find_spec("matplotlib"):
+        for shape, records in read_shapes(FOLDER, "offline").items():
+            draw_nodes(records, PAGE.parent / "plots" / f"offline-{shape}.svg")
 
 
 if __name__ == "__main__":

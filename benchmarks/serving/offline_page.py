@@ -1,0 +1,124 @@
+"""What docs/evaluation.md says of decoding by batch and context, of every model's shapes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.shapes import SHAPES
+from benchmarks.pages import table
+from benchmarks.serving.offline import (
+    MEANS,
+    SPEEDS,
+    check_offline,
+    list_gains,
+    list_left_out,
+    list_speeds,
+    nodes_of,
+    speeds_of,
+)
+from benchmarks.serving.report import name
+from benchmarks.serving.shares import SHARES, list_shares
+
+__all__ = ["OFFLINE", "SHAPES", "draw_nodes", "write_shares"]
+
+Records = list[dict[str, Any]]
+
+
+def write_means(runs: dict[str, Records]) -> str:
+    """Geometric means by shape and tree."""
+    rows = []
+    for shape, records in runs.items():
+        check_offline(records)
+        rows += [[shape.upper(), *row] for row in list_gains(records)]
+    return table(["shapes of", *MEANS], rows)
+
+
+def write_speeds(runs: dict[str, Records]) -> str:
+    """Every point, what it was run on, and the points that are not there."""
+    return "\n".join(
+        f"{describe(shape, records)}\n\n{table(SPEEDS, list_speeds(records))}\n"
+        f"{list_left_out(records)}\n"
+        for shape, records in runs.items()
+    )
+
+
+def write_nodes(runs: dict[str, Records]) -> str:
+    """Tokens a second over the nodes that a target pass holds for the whole batch."""
+    said = ""
+    for shape, records in runs.items():
+        series = by_nodes(records)
+        contexts = list(series)
+        rows = [
+            [str(nodes), label, *(_find(series[c][label], nodes) for c in contexts)]
+            for nodes, label in sorted(
+                {
+                    (int(nodes), label)
+                    for lines in series.values()
+                    for label, points in lines.items()
+                    for nodes, _ in points
+                }
+            )
+        ]
+        head = ["nodes in the batch", "system", *(f"tokens/s at {c}" for c in contexts)]
+        said += f"{describe(shape, records)}\n\n![tokens a second over nodes in the batch]"
+        said += f"(plots/offline-{shape}.svg)\n\n{table(head, rows)}\n"
+    return said.rstrip("\n") + "\n"
+
+
+def by_nodes(records: Records) -> dict[int, dict[str, list[tuple[float, float]]]]:
+    """By context and system: nodes in the batch, tokens a second."""
+    speeds = speeds_of(records)
+    held = [record for record in records if record["label"] in speeds]
+    contexts = sorted({context for context, _ in speeds[records[0]["label"]]})
+    return {
+        at: {
+            name(record): [
+                (batch * nodes_of(record), speed)
+                for (context, batch), speed in speeds[record["label"]].items()
+                if context == at
+            ]
+            for record in held
+        }
+        for at in contexts
+    }
+
+
+def _find(points: list[tuple[float, float]], nodes: int) -> str:
+    return next((f"{speed:.0f}" for at, speed in points if at == nodes), "-")
+
+
+def draw_nodes(records: Records, path: Path) -> None:
+    """The same as a plot, a panel a context."""
+    from benchmarks.plots import draw_panels
+
+    panels = {f"context {context}": lines for context, lines in by_nodes(records).items()}
+    draw_panels(panels, "nodes in the batch", "tokens/s", path)
+
+
+def write_shares(runs: list[Records]) -> str:
+    """The linear layers' part of target passes; nothing where no pass was taken apart."""
+    said = ""
+    for records in runs:
+        rows = list_shares(records)
+        if rows:
+            shape = records[0]["model"]["name"]
+            said += f"{describe(shape, records)}\n\n{table(SHARES, rows)}\n"
+    return said.rstrip("\n") + "\n" if said else ""
+
+
+def describe(shape: str, records: Records) -> str:
+    """What was run, on what."""
+    model, versions = records[0]["model"], records[0]["versions"]
+    return (
+        f"Qwen3.5-{shape.upper()}'s shapes, {model['layers']} of "
+        f"{SHAPES[shape]['num_hidden_layers']} layers ({model['linear_layers']} linear), "
+        f"vocabulary {model['vocabulary']}; {versions['device']}, SGLang {versions['sglang']}, "
+        f"torch {versions['torch']}, Triton {versions['triton']}."
+    )
+
+
+OFFLINE: dict[str, Callable[[dict[str, Records]], str]] = {
+    "gains": write_means,
+    "speeds": write_speeds,
+    "nodes": write_nodes,
+}
