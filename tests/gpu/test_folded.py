@@ -1,4 +1,4 @@
-"""On a device: verify that commits the round before gives every bit of the two steps."""
+"""On a device: verify that commits the round before, and graphs that do so in turn."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,15 @@ import torch
 
 from bolegen.codegen import compile_template
 from bolegen.ir import DType, LayerSpec
-from support.rounds import Round, import_module, make_round, poison, same_bits
+from support.rounds import (
+    Round,
+    check_commit,
+    check_verify,
+    import_module,
+    make_round,
+    poison,
+    same_bits,
+)
 
 pytestmark = pytest.mark.gpu
 SPECS = {
@@ -35,25 +43,25 @@ def two_rounds(m: Any, batch: int) -> tuple[Round, Round]:
 @pytest.mark.parametrize("batch", [1, 4, 32])
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("template", ["(3,3,3)", "any:64"])
-def test_folded_rounds_are_those_of_two_steps(template: str, spec: str, batch: int) -> None:
+def test_folded_rounds_follow_the_recurrence_as_two_steps_do(
+    template: str, spec: str, batch: int
+) -> None:
     m = import_module(compile_template(template, SPECS[spec], depth=8))
     rounds = two_rounds(m, batch)
     last = [(39, 12, 1, 0, -1, 700)[row % 6] for row in range(batch)]
-    nodes = torch.tensor(last, device="cuda")
-    ends = []
+    before = rounds[0].state, rounds[0].conv_state
     for folded in (False, True):
-        pools = {name: getattr(rounds[0], name).clone() for name in ("state", "conv_state")}
-        first, second = (replace(r, **pools) for r in rounds)
+        pools = tuple(pool.clone() for pool in before)
+        first, second = (replace(r, state=pools[0], conv_state=pools[1]) for r in rounds)
         old, new = (poison(m.allocate(batch, LAYERS, "cuda")) for _ in range(2))
         for layer in range(LAYERS):
             first.verify(m, old, layer)
         if not folded:
             first.commit(m, old, last)
-        options = {"pending": (old, nodes)} if folded else {}
+        options = {"pending": (old, torch.tensor(last, device="cuda"))} if folded else {}
         outs = [second.verify(m, new, layer, **options) for layer in range(LAYERS)]
-        ends.append([*outs, *pools.values()])
-    for one, other in zip(*ends, strict=True):
-        assert same_bits(one, other)
+        check_commit(m, first, old, before, pools, last, LAYERS - 1).assert_within()
+        check_verify(m, second, outs[-1], new, LAYERS - 1).assert_within()
 
 
 def test_two_graphs_in_turn_replay_what_runs_without_them() -> None:
