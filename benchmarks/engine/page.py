@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks.engine.records import read_records
 from benchmarks.engine.report import find_cached, list_tokens, sample_chances
 from benchmarks.engine.speed import HEAD, choose_tiers, list_speeds, write_plain, write_round
+from benchmarks.engine.widths import write_nodes, write_steps
 from benchmarks.pages import fill, table, update
 
 __all__ = ["main", "write_page"]
@@ -75,6 +76,12 @@ def write_speed(runs: dict[str, Records]) -> str:
     return said
 
 
+def write_widths(runs: dict[str, Records]) -> str:
+    """What a width by batch and the plugin bring, then all widths, of the newest release."""
+    records = next(iter(runs.values()))
+    return f"{write_steps(records)}\n{write_nodes(records)}"
+
+
 def write_kit(runs: dict[str, Records]) -> str:
     """Largest errors of SGLang's kit by kind of case."""
     rows = []
@@ -107,7 +114,10 @@ WRITERS: dict[str, tuple[str, Callable[[dict[str, Records]], str]]] = {
     "tokens": ("tokens", write_tokens),
     "laws": ("tokens", write_laws),
     "talks": ("talks", write_talks),
+    "tiers": ("tiers", write_tokens),
+    "tp": ("tp", write_tokens),
     "speed": ("speed", write_speed),
+    "widths": ("speed", write_widths),
     "kit": ("kit", write_kit),
     "capacity": ("capacity", write_capacity),
 }
