@@ -262,7 +262,7 @@ online)
     # room for some requests' KV and states, and not for all conversations'
     share='{"mem_fraction_static": 0.6, "max_total_tokens": 20480, "max_mamba_cache_size": 80, "sleep_on_idle": true}'
     MARGINS=--margins PEERS=1 online --model "$MODEL" --requests 16 --rate "${RATE:-4}" --seeds "${SEEDS:-1}" \
-        --talks "${TALKS:-32}" --extra "${MEMORY:-$share}"
+        --talks "${TALKS:-16}" --extra "${MEMORY:-$share}"
     keep
     ;;
 online9b)

@@ -3,13 +3,16 @@
 import json
 import random
 import sys
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from benchmarks.engine import page, report, shapes, speed
+from benchmarks.engine.drive import alone
 from benchmarks.engine.records import read_records, write_records
 
 TOKENS = [[5, 6, 7, 8], [1, 2, 3, 4]]
@@ -151,3 +154,20 @@ def test_the_page_says_what_the_files_say() -> None:
     held = page.PAGE.read_text("utf-8")
     assert page.write_page(held, page.FOLDER) == held
     assert "bolegen, 4x3x16" in held
+
+
+def test_plain_decoding_is_measured_first(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def measure(name: str) -> None:
+        with alone(Namespace(out=tmp_path / f"{name}.json", peers=3)):
+            order.append(name)
+        (tmp_path / f"{name}.json").touch()
+
+    engines = [Thread(target=measure, args=(name,)) for name in ("ours", "stock", "ar")]
+    for engine_ in engines:
+        engine_.start()
+    for engine_ in engines:
+        engine_.join(timeout=20)
+    assert order[0] == "ar"
+    assert sorted(order) == ["ar", "ours", "stock"]

@@ -51,7 +51,7 @@ def test_folded_rounds_follow_the_recurrence_as_two_steps_do(
     last = [(39, 12, 1, 0, -1, 700)[row % 6] for row in range(batch)]
     before = rounds[0].state, rounds[0].conv_state
     for folded in (False, True):
-        pools = tuple(pool.clone() for pool in before)
+        pools = before[0].clone(), before[1].clone()
         first, second = (replace(r, state=pools[0], conv_state=pools[1]) for r in rounds)
         old, new = (poison(m.allocate(batch, LAYERS, "cuda")) for _ in range(2))
         for layer in range(LAYERS):
