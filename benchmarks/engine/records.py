@@ -11,9 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["read_records", "shorten", "write_records"]
+__all__ = ["count_nodes", "read_records", "shorten", "write_records"]
 
 Record = dict[str, Any]
+
+
+def count_nodes(record: Record) -> int:
+    """Nodes of a request that a target pass of the engine holds: 1 without drafts."""
+    return int(record["tree"].rpartition(",")[2]) if record["tree"] else 1
 
 
 def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:

@@ -2,17 +2,13 @@
 
 from typing import Any
 
+from benchmarks.engine.records import count_nodes
 from benchmarks.pages import table
 
 __all__ = ["write_nodes", "write_steps"]
 
 Record = dict[str, Any]
 FIXED = 40  # nodes of the tree that the steps begin with
-
-
-def count_nodes(record: Record) -> int:
-    """Nodes of a request that a target pass holds: 1 without drafts."""
-    return int(record["tree"].rpartition(",")[2]) if record["tree"] else 1
 
 
 def list_speeds(records: list[Record], plugin: bool) -> dict[tuple[int, int], float]:

@@ -19,7 +19,7 @@ from benchmarks.serving.shares import SHARES, list_shares
 
 __all__ = [
     "GRID", "MEANS", "SPEEDS", "check_offline", "find_faults", "list_gains", "list_left_out",
-    "list_speeds", "list_waits", "main", "nodes_of", "speeds_of",
+    "list_speeds", "list_waits", "main", "speeds_of",
 ]  # fmt: skip
 
 SPEEDS = [
@@ -67,11 +67,6 @@ def find_faults(record: Record) -> list[str]:
         if want is None or abs(run["accepted"] - want) > LENGTHS * want
     ]
     return faults
-
-
-def nodes_of(record: Record) -> int:
-    """Tokens of a request in a target pass."""
-    return int(record["tree"].split(",")[2]) if record["tree"] else 1
 
 
 def speeds_of(records: list[Record]) -> dict[str, dict[Point, float]]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine.records import count_nodes
 from benchmarks.engine.shapes import SHAPES
 from benchmarks.pages import table
 from benchmarks.serving.offline import (
@@ -13,7 +14,6 @@ from benchmarks.serving.offline import (
     list_gains,
     list_left_out,
     list_speeds,
-    nodes_of,
     speeds_of,
 )
 from benchmarks.serving.report import name
@@ -73,7 +73,7 @@ def by_nodes(records: Records) -> dict[int, dict[str, list[tuple[float, float]]]
     return {
         at: {
             name(record): [
-                (batch * nodes_of(record), speed)
+                (batch * count_nodes(record), speed)
                 for (context, batch), speed in speeds[record["label"]].items()
                 if context == at
             ]

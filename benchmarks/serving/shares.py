@@ -3,6 +3,7 @@
 from typing import Any
 
 from benchmarks.engine.kernels import share_of
+from benchmarks.engine.records import count_nodes
 
 __all__ = ["SHARES", "list_shares"]
 
@@ -17,9 +18,8 @@ def list_shares(records: list[Record]) -> list[list[str]]:
     """Rows under SHARES by context, batch and nodes; a chain and plain decoding have no ours."""
     found: dict[tuple[int, ...], dict[bool, tuple[float, float]]] = {}
     for record in records:
-        nodes = int(record["tree"].split(",")[2]) if record["tree"] else 1
         for kept in record.get("passes", []):
-            key = kept["context"], kept["batch"], record["model"]["layers"], nodes
+            key = kept["context"], kept["batch"], record["model"]["layers"], count_nodes(record)
             found.setdefault(key, {})[record["plugin"]] = share_of(kept)
     rows = []
     for (context, batch, layers, nodes), shares in sorted(found.items()):
