@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias) a key channel; beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 41088 bytes a node (a state snapshot: 2170880)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    b93f9a3563507ef6
+digest    e3a1479252bc69b8
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="b93f9a3563507ef6",
+    digest="e3a1479252bc69b8",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -1540,8 +1540,8 @@ def verify(
     parents [B, T], -1 at node 0.
     live [B, T] bool, prefix-closed, None = all.  Dead and padded rows give zeros.
     pending (factors, last_node [B]): what commit() of the round before would have been given, row
-    by row; its factors are others than this round's.  state and conv_state are then written, bit
-    for bit as that commit would: call no commit() for it, and verify every layer so.
+    by row; its factors are others than this round's.  state and conv_state are then written as by
+    that commit, within the contract: call no commit() for it, and verify every layer so.
     Raises ValueError, before any launch, for a wrong shape, dtype, device or stride.
     """
     if _checks(factors):

@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = softplus(a + dt_bias)
 numerics  contract fp32; state in two bf16 terms; Y = C and two bf16 terms, as R
 factors   replay, 21504 bytes a node (a state snapshot: 4255744)
 solver    none; 64 columns of C
-digest    3e4150c8700483bb
+digest    f84abf67dc6e1b69
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="3e4150c8700483bb",
+    digest="f84abf67dc6e1b69",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -1360,8 +1360,8 @@ def verify(
     parents [B, T], -1 at node 0.
     live [B, T] bool, prefix-closed, None = all.  Dead and padded rows give zeros.
     pending (factors, last_node [B]): what commit() of the round before would have been given, row
-    by row; its factors are others than this round's.  state and conv_state are then written, bit
-    for bit as that commit would: call no commit() for it, and verify every layer so.
+    by row; its factors are others than this round's.  state and conv_state are then written as by
+    that commit, within the contract: call no commit() for it, and verify every layer so.
     Raises ValueError, before any launch, for a wrong shape, dtype, device or stride.
     """
     if _checks(factors):
