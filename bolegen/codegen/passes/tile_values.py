@@ -81,9 +81,11 @@ def _is_rolled(plan: TreePlan, b_r: int) -> bool:
 
 
 def _commit_rows(plan: TreePlan, d_k: int) -> int:
-    """Rows of a state in a program of one warp: 128 values a thread, a tracked state included."""
-    values = 4096 if plan.spec.factors == "replay" else 2048
-    return max(16, min(values // d_k, 64, _power(plan.spec.d_v)))
+    """Rows of a state in a program of one warp: 128 values a thread; 64 where a tracked state is
+    held as well, or keys take the registers.
+    """
+    values = 4096 if plan.spec.factors == "replay" and d_k <= 128 else 2048
+    return min(values // d_k, 64, _power(plan.spec.d_v))
 
 
 def _smem(plan: TreePlan, b_v: int) -> int:
