@@ -67,7 +67,7 @@ simulate() { # LABEL ARGUMENTS...: a system by its label, with the accepted leng
     shift
     case $system in
     ar) ;;
-    chain-*) own=(--tree "$tree" --accept 4.0) ;;
+    chain-* | stock-4,1,5) own=(--tree "$tree" --accept 4.0) ;;
     stock-*,16 | stock-*,8) own=(--tree "$tree" --accept 4.3) ;;
     ours-*,16 | ours-*,8) own=(--tree "$tree" --accept 4.3 --plugin) ;;
     stock-*) own=(--tree "$tree" --accept 5.6) ;;
@@ -205,21 +205,8 @@ speed)
     python3 "$root/benchmarks/engine/shapes.py" "$KERNEL_MODEL" "$home/m_9b"
     share='{"mem_fraction_static": 0.97, "max_total_tokens": 16384, "load_format": "dummy", "sleep_on_idle": true}'
     common=(--model "$home/m_9b" --new-tokens 200 --batch 1,4,8,16 --requests 16 --repeats 5 --extra "$share")
-    both() { # TREE ACCEPTED PEERS
-        drive "stock-$1" "${common[@]}" --tree "$1" --accept "$2" --peers "$3" &
-        drive "ours-$1" "${common[@]}" --tree "$1" --accept "$2" --peers "$3" --plugin &
-    }
-    # accepted lengths are those that `tokens` measured at batch 8; in three waves, to fit into memory
-    drive ar "${common[@]}" --peers 4 &
-    drive stock-4,1,5 "${common[@]}" --tree 4,1,5 --accept 4.0 --peers 4 &
-    both 4,4,16 4.3 4
-    wait
-    both 6,4,40 5.6 6
-    wait
-    both 8,4,64 5.6 8
-    wait
-    files=("$results/ar.json" "$results/stock-4,1,5.json")
-    for tree in 4,4,16 6,4,40 8,4,64; do files+=("$results/stock-$tree.json" "$results/ours-$tree.json"); done
+    # in three waves, to fit into memory
+    together "ar stock-4,1,5 stock-4,4,16 ours-4,4,16 / stock-6,4,40 ours-6,4,40 / stock-8,4,64 ours-8,4,64" "${common[@]}"
     python3 "$root/benchmarks/engine/speed.py" "${files[@]}"
     ;;
 capacity)

@@ -11,7 +11,7 @@ Record = dict[str, Any]
 FIXED = 40  # nodes of the tree that the steps begin with
 
 
-def list_speeds(records: list[Record], plugin: bool) -> dict[tuple[int, int], float]:
+def speeds_by_width(records: list[Record], plugin: bool) -> dict[tuple[int, int], float]:
     """Tokens a second by nodes and batch; what the plugin passes on counts for both."""
     trees = {r["tree"] for r in records if r["plugin"]}
     return {
@@ -24,7 +24,7 @@ def list_speeds(records: list[Record], plugin: bool) -> dict[tuple[int, int], fl
 
 def write_nodes(records: list[Record]) -> str:
     """Tokens a second by the nodes in a whole batch."""
-    stock, ours = (list_speeds(records, plugin) for plugin in (False, True))
+    stock, ours = (speeds_by_width(records, plugin) for plugin in (False, True))
     rows = [
         [str(nodes * batch), f"{batch} x {nodes}", f"{stock[nodes, batch]:.0f}",
          f"{ours[nodes, batch]:.0f}"]
@@ -35,7 +35,7 @@ def write_nodes(records: list[Record]) -> str:
 
 def write_steps(records: list[Record]) -> str:
     """Tokens a second: one width, the best of SGLang's, the best with the plugin."""
-    stock, ours = (list_speeds(records, plugin) for plugin in (False, True))
+    stock, ours = (speeds_by_width(records, plugin) for plugin in (False, True))
     rows = []
     for batch in (run["batch"] for run in records[0]["runs"]):
         fixed = stock[FIXED, batch]
