@@ -181,8 +181,8 @@ def test_sizing_reserves_what_the_pool_then_takes(engine: Any) -> None:
 
 def test_the_pool_holds_factors_in_place_of_snapshots(engine: Any) -> None:
     cache = start().pool.mamba_cache
-    assert cache.intermediate_ssm.shape == (2, 4, NODES, 2, HEADS[1])
-    assert cache.intermediate_conv_window[0].shape == (2, 4, NODES + 3, 64)
+    assert cache.intermediate_ssm.shape == (2, 3, NODES, 2, HEADS[1])
+    assert cache.intermediate_conv_window[0].shape == (2, 3, NODES + 3, 64)
 
 
 def test_a_pool_for_drafts_is_the_engines_own(engine: Any) -> None:

@@ -62,9 +62,10 @@ def size(original: Method, configurator: Any, total_rest_memory: float) -> Any:
         read_spec(bounds, params, len(params.layers), dtype) for bounds in active.bounds
     )
     row, once = (sum(part) for part in zip(*map(count_bytes, active.specs), strict=True))
-    # SGLang takes its own bytes of a request times this, for each request
+    # SGLang takes its own bytes of a request times this, for each request and a padding row,
+    # which has no row here
     with _draft_tokens(configurator, row / params.mamba_cache_per_req):
-        return original(configurator, total_rest_memory - once / GIB)
+        return original(configurator, total_rest_memory - (once - row) / GIB)
 
 
 def _has_side_states(configurator: Any) -> bool:
@@ -104,8 +105,10 @@ def allocate(original: Method, pool: Any, **options: Any) -> None:
             f"sized, got {nodes} and {layers}; leave out adaptive speculation"
         )
     original(pool, **{**options, "speculative_num_draft_tokens": None})
-    rows = options["spec_state_size"] + 1
-    verifiers = {s.bounds.nodes: TreeVerifier(s, rows, options["device"]) for s in active.specs}
+    requests = options["spec_state_size"]
+    verifiers = {
+        s.bounds.nodes: TreeVerifier(s, requests, options["device"]) for s in active.specs
+    }
     factors = verifiers[spec.bounds.nodes].factors
     kept = {
         f.name: getattr(pool.mamba_cache, f.name) for f in dataclasses.fields(pool.mamba_cache)

@@ -116,15 +116,15 @@ class TreeVerifier:
     def report(self) -> dict[str, Any]:
         """What /server_info shows: plain values; waits for the device."""
         counted = {name: _plain(value) for name, value in self.metrics.snapshot().items()}
+        # snapshots have a row for padding as well; padded rows keep nothing here
+        snapshots = (self.factors.batch + 1) * self.spec.bounds.nodes
         return {
             "module": self.module.MODULE.name,
             "nodes": self.spec.bounds.nodes,
             "depth": self.spec.bounds.depth,
             "layers": self.spec.layers,
             "round_bytes": self.bytes,
-            "snapshot_bytes": self.factors.batch
-            * self.spec.bounds.nodes
-            * self.spec.snapshot_bytes(),
+            "snapshot_bytes": snapshots * self.spec.snapshot_bytes(),
             **counted,
         }
 
