@@ -248,8 +248,8 @@ offline | shares)
 online)
     # room for some requests' KV and states, and not for all conversations'
     share='{"mem_fraction_static": 0.6, "max_total_tokens": 20480, "max_mamba_cache_size": 80, "sleep_on_idle": true}'
-    MARGINS=--margins PEERS=1 online --model "$MODEL" --requests 16 --rate "${RATE:-4}" --seeds "${SEEDS:-1}" \
-        --talks "${TALKS:-16}" --extra "${MEMORY:-$share}"
+    MARGINS=--margins PEERS=1 online --model "$MODEL" --requests 16 --rate "${RATE:-8}" --seeds "${SEEDS:-1}" \
+        --talks "${TALKS:-24}" --think-s 0.5 --extra "${MEMORY:-$share}"
     keep
     ;;
 online9b)
@@ -257,7 +257,7 @@ online9b)
     share='{"mem_fraction_static": 0.45, "load_format": "dummy"}'
     # accepted lengths are those that `tokens` measured
     CHAIN_ACCEPT="--accept 4.0" TREE_ACCEPT="--accept 5.6" online --model "$home/m_9b" --requests 16 \
-        --rate "${RATE:-3}" --seeds "${SEEDS:-1}" --talks "${TALKS:-32}" --extra "${MEMORY:-$share}"
+        --rate "${RATE:-4}" --seeds "${SEEDS:-1}" --talks "${TALKS:-24}" --think-s 0.5 --extra "${MEMORY:-$share}"
     keep ${VOUCHERS:+--vouchers "$VOUCHERS"}
     ;;
 *)
