@@ -34,35 +34,13 @@ def write_means(runs: dict[str, Records]) -> str:
 
 
 def write_speeds(runs: dict[str, Records]) -> str:
-    """Every point, what it was run on, and the points that are not there."""
+    """Every point, what it was run on, the points that are not there, and the plot by nodes."""
     return "\n".join(
         f"{describe(shape, records)}\n\n{table(SPEEDS, list_speeds(records))}\n"
-        f"{list_left_out(records)}\n"
+        f"{list_left_out(records)}\n\n![tokens a second over nodes in the batch]"
+        f"(plots/offline-{shape}.svg)\n"
         for shape, records in runs.items()
     )
-
-
-def write_nodes(runs: dict[str, Records]) -> str:
-    """Tokens a second over the nodes that a target pass holds for the whole batch."""
-    said = ""
-    for shape, records in runs.items():
-        series = by_nodes(records)
-        contexts = list(series)
-        rows = [
-            [str(nodes), label, *(_find(series[c][label], nodes) for c in contexts)]
-            for nodes, label in sorted(
-                {
-                    (int(nodes), label)
-                    for lines in series.values()
-                    for label, points in lines.items()
-                    for nodes, _ in points
-                }
-            )
-        ]
-        head = ["nodes in the batch", "system", *(f"tokens/s at {c}" for c in contexts)]
-        said += f"{describe(shape, records)}\n\n![tokens a second over nodes in the batch]"
-        said += f"(plots/offline-{shape}.svg)\n\n{table(head, rows)}\n"
-    return said.rstrip("\n") + "\n"
 
 
 def by_nodes(records: Records) -> dict[int, dict[str, list[tuple[float, float]]]]:
@@ -81,10 +59,6 @@ def by_nodes(records: Records) -> dict[int, dict[str, list[tuple[float, float]]]
         }
         for at in contexts
     }
-
-
-def _find(points: list[tuple[float, float]], nodes: int) -> str:
-    return next((f"{speed:.0f}" for at, speed in points if at == nodes), "-")
 
 
 def draw_nodes(records: Records, path: Path) -> None:
@@ -120,5 +94,4 @@ def describe(shape: str, records: Records) -> str:
 OFFLINE: dict[str, Callable[[dict[str, Records]], str]] = {
     "gains": write_means,
     "speeds": write_speeds,
-    "nodes": write_nodes,
 }

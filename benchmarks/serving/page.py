@@ -31,7 +31,7 @@ PAGE, FOLDER = ROOT / "docs" / "evaluation.md", ROOT / "docs" / "serving"
 NOT_RUN = "Not yet run.\n"
 # with less the better, in the table of gains
 LESS = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99")
-GAINS = ["load", "bolegen beside", "TTFT: mean", "p99", "TPOT: mean", "p99",
+GAINS = ["load", "system", "beside", "TTFT: mean", "p99", "TPOT: mean", "p99",
          "found cached, points", "loses in"]  # fmt: skip
 Records = list[dict[str, Any]]
 
@@ -40,7 +40,7 @@ def compare_loads(records: Records) -> list[list[str]]:
     """Rows under GAINS: how many times as fast, of medians over seeds; checked systems alone."""
     held = [record for record in records if not find_faults(record)]
     return [
-        [f"{load:g}", name(other), *_beside(ours, other, load)]
+        [f"{load:g}", name(ours), name(other), *_beside(ours, other, load)]
         for ours in held
         for other in held
         if ours["plugin"] and not other["plugin"]

@@ -6,6 +6,7 @@ printed, or a result is missing.
 
 import argparse
 import json
+import re
 import statistics
 import sys
 from collections.abc import Callable
@@ -39,7 +40,12 @@ FIGURES: tuple[tuple[str, str, int], ...] = (
     ("late_p99", "sent late, ms: p99", 1),
 )  # fmt: skip
 LOADS = ["system", "load", "answers alike", *(heading for _, heading, _ in FIGURES)]
-MEMORY = ["system", "requests at once", "KV tokens", "KV, GB", "what the engine's log says"]
+MEMORY = ["system", "requests at once", "KV tokens", "KV, GiB", "slots of states", "states, GiB",
+          "of a round, GiB"]  # fmt: skip
+# what SGLang calls GB is 2^30 bytes
+SIZE = r"{} ?(?:size: |=)?([0-9.]+) ?GB"
+STATES = ("conv_state", "ssm_state")
+ROUND = ("intermediate_ssm_state_cache", "intermediate_conv_window_cache", *"dkg", "rawv", "rawk")
 
 
 def percentile(values: list[float], percent: int) -> float:
@@ -125,14 +131,25 @@ def _spell(values: list[float], digits: int) -> str:
 
 
 def list_memory(records: list[Record]) -> list[list[str]]:
-    """Rows under MEMORY."""
-    return [
-        [
+    """Rows under MEMORY, by the engine's own log: snapshots, rings or factors are of a round."""
+    rows = []
+    for record in records:
+        said = "; ".join(record["memory_lines"])
+        slots = re.search(r"max_mamba_cache_size: (\d+)", said)
+        ours = re.findall(r"layers: ([0-9.]+) GB for", said)
+        kept = _sizes(said, ROUND) + sum(map(float, ours))
+        rows.append([
             name(record), str(record["running"]), str(record["memory"]["token_capacity"]),
-            f"{record['memory']['kvcache']:.2f}", "; ".join(record["memory_lines"]) or "-",
-        ]
-        for record in records
-    ]  # fmt: skip
+            f"{record['memory']['kvcache']:.2f}", slots[1] if slots else "-",
+            f"{_sizes(said, STATES):.2f}", f"{kept:.2f}" if record["tree"] else "-",
+        ])  # fmt: skip
+    return rows
+
+
+def _sizes(said: str, names: tuple[str, ...]) -> float:
+    """The sum of what the log says of each name, once."""
+    found = [re.search(r"\b" + SIZE.format(each), said) for each in names]
+    return sum(float(match[1]) for match in found if match)
 
 
 def main(arguments: list[str] | None = None) -> None:

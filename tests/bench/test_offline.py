@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.engine import drive, points
 from benchmarks.engine.records import read_records, write_records
-from benchmarks.serving import offline, page, shares
+from benchmarks.serving import offline, offline_page, page, shares
 from support.offline_engine import LAYERS, ROUND_S, Engine, draw
 
 
@@ -125,7 +125,8 @@ def test_one_run_becomes_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     write_records(tmp_path / "0.5.23-offline-9b.jsonl", records)
     text = page.write_page(page.PAGE.read_text("utf-8"), tmp_path)
     assert "| 9B | 4 | 4x4x16 | 3 | 1.25" in text
-    assert "| 64 | bolegen, 4x4x16 | 2000 | - |" in text
+    drawn = offline_page.by_nodes(records)[1024]["bolegen, 4x4x16"]
+    assert [(nodes, round(speed)) for nodes, speed in drawn] == [(16, 500), (64, 2000)]
     assert "4 of 32 layers (3 linear)" in text
 
 

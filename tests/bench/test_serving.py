@@ -372,13 +372,36 @@ def test_one_command_checks_keeps_and_fills_the_page(
     empty = page.PAGE.read_text("utf-8")
     text = page.write_page(empty, tmp_path)
     assert ("bolegen, 4x3x16 | 1 | 25 of 25, 25 asked" in text) == (code == 0)
-    assert text.count(page.NOT_RUN) == 3 + 4  # 9B's tables, and those without a load
+    assert text.count(page.NOT_RUN) == 3 + 3  # 9B's tables, and those without a load
     gains = page.compare_loads([json.loads(line) for line in kept.splitlines()])
     assert len(gains) == (4 if code == 0 else 0)
     if gains:
-        beside = {row[1]: row for row in gains if row[0] == "1"}
-        assert float(beside["plain decoding"][4]) > 2  # four tokens a round
-        assert beside["SGLang's trees, 4x3x16"][4] == "1.00"
+        beside = {row[2]: row for row in gains if row[0] == "1"}
+        assert float(beside["plain decoding"][5]) > 2  # four tokens a round
+        assert beside["SGLang's trees, 4x3x16"][5] == "1.00"
+
+
+@pytest.mark.parametrize(
+    ("label", "said", "kept"),
+    [
+        ("ar", [], ["0.50", "-"]),
+        ("stock-4,3,16", ["intermediate_ssm_state_cache size: 1.25GB "
+                          "intermediate_conv_window_cache size: 0.50GB "], ["0.50", "1.75"]),
+        ("ours-4,3,16", ["bolegen verifies trees of 16 nodes, depth 4, in 2 layers: 0.250 GB for "
+                         "9 requests in place of 9.000 GB of snapshots and windows"] * 2,
+         ["0.50", "0.50"]),
+        ("replayssm-4,1,5", ["intermediate_ssm_state_cache size: 0.00GB ",
+                             "ring buffers allocated (record_len=16, fold=False): d=0.250GB, "
+                             "k=0.125GB, g=0.000GB rawv=0.250GB, rawk=0.125GB,"],
+         ["0.50", "0.75"]),
+    ],
+)  # fmt: skip
+def test_memory_is_what_the_engine_s_log_says(
+    tmp_path: Path, label: str, said: list[str], kept: list[str]
+) -> None:
+    states = "max_mamba_cache_size: 80, conv_state size: 0.25GB, ssm_state size: 0.25GB"
+    [row] = report.list_memory([record(label, tmp_path) | {"memory_lines": [states, *said]}])
+    assert row[-3:] == ["80", *kept]
 
 
 def test_the_page_says_what_the_files_say() -> None:
