@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.records import read_records
+from benchmarks.engine.records import name, read_records
 from benchmarks.engine.report import find_cached, list_tokens, sample_chances
 from benchmarks.engine.speed import HEAD, choose_tiers, list_speeds, write_plain, write_round
 from benchmarks.engine.widths import write_nodes, write_steps
@@ -14,15 +14,7 @@ __all__ = ["main", "write_page"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, FOLDER = ROOT / "docs" / "sglang.md", ROOT / "docs" / "engine"
-NAMES = {"ar": "plain decoding", "stock": "SGLang's", "ours": "bolegen"}
 Records = list[dict[str, Any]]
-
-
-def name(record: dict[str, Any]) -> str:
-    """An engine, and steps x topk x nodes of its trees."""
-    kind, _, tree = record["label"].partition("-")
-    said = NAMES[kind]
-    return f"{said}, {tree.replace(',', 'x')}" if tree else said
 
 
 def write_tokens(runs: dict[str, Records]) -> str:
@@ -94,7 +86,7 @@ def write_kit(runs: dict[str, Records]) -> str:
                 verified = sum(case["verifies"] > 0 for case in cases)
                 kind = {"kit": "as they are", "tree": "told of their trees"}[plan]
                 rows.append([
-                    release, kind, NAMES["ours" if record["plugin"] else "stock"],
+                    release, kind, "bolegen" if record["plugin"] else "SGLang",
                     f"{passed} of {len(cases)}", str(verified), f"{worst:.1g}",
                 ])  # fmt: skip
     head = ["SGLang", "cases", "engine", "passed", "verified by bolegen", "largest error"]

@@ -11,14 +11,30 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["count_nodes", "read_records", "shorten", "write_records"]
+__all__ = ["count_nodes", "name", "read_records", "shorten", "write_records"]
 
 Record = dict[str, Any]
+NAMES = {
+    "ar": "plain decoding",
+    "chain": "SGLang's chain",
+    "replayssm": "SGLang's chain, ReplaySSM",
+    "stock": "SGLang's trees",
+    "ours": "bolegen",
+    "tiers": "bolegen, trees by batch size",
+}
 
 
 def count_nodes(record: Record) -> int:
     """Nodes of a request that a target pass of the engine holds: 1 without drafts."""
     return int(record["tree"].rpartition(",")[2]) if record["tree"] else 1
+
+
+def name(record: Record) -> str:
+    """A system by its label, KIND or KIND-TREE, and steps x topk x nodes of what it drafts."""
+    kind, _, tree = record["label"].partition("-")
+    if kind == "stock" and "," in tree and tree.split(",")[1] == "1":
+        kind = "chain"
+    return f"{NAMES[kind]}, {tree.replace(',', 'x')}" if tree else NAMES[kind]
 
 
 def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.records import count_nodes
+from benchmarks.engine.records import count_nodes, name
 from benchmarks.engine.shapes import SHAPES
 from benchmarks.pages import table
 from benchmarks.serving.offline import (
@@ -16,7 +16,6 @@ from benchmarks.serving.offline import (
     list_speeds,
     speeds_of,
 )
-from benchmarks.serving.report import name
 from benchmarks.serving.shares import SHARES, list_shares
 
 __all__ = ["OFFLINE", "SHAPES", "draw_nodes", "write_shares"]

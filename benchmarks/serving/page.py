@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.records import read_records
+from benchmarks.engine.records import name, read_records
 from benchmarks.pages import fill, table, update
 from benchmarks.serving.check import find_faults
 from benchmarks.serving.offline_page import OFFLINE, SHAPES, draw_nodes, write_shares
@@ -21,7 +21,6 @@ from benchmarks.serving.report import (
     list_loads,
     list_memory,
     loads_of,
-    name,
 )
 
 __all__ = ["NOT_RUN", "compare_loads", "main", "write_page"]

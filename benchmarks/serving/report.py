@@ -13,24 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.records import read_records
+from benchmarks.engine.records import name, read_records
 from benchmarks.pages import table
 from benchmarks.serving.check import check_records, find_faults, write_checked
 
 __all__ = [
     "FIGURES", "LOADS", "MEMORY", "figures", "list_loads", "list_memory", "loads_of", "main",
-    "name", "percentile",
+    "percentile",
 ]  # fmt: skip
 
 Record = dict[str, Any]
-NAMES = {
-    "ar": "plain decoding",
-    "chain": "SGLang's chain",
-    "replayssm": "SGLang's chain, ReplaySSM",
-    "stock": "SGLang's trees",
-    "ours": "bolegen",
-    "tiers": "bolegen, trees by batch size",
-}
 # figure, its heading, digits
 FIGURES: tuple[tuple[str, str, int], ...] = (
     ("ttft_mean", "TTFT, ms: mean", 0), ("ttft_p50", "p50", 0), ("ttft_p99", "p99", 0),
@@ -81,12 +73,6 @@ def figures(run: Record) -> dict[str, float]:
         found[f"{what}_mean"] = statistics.fmean(values)
         found |= {f"{what}_p{p}": percentile(values, p) for p in (50, 99)}
     return found
-
-
-def name(record: Record) -> str:
-    """A system, and steps x topk x nodes of what it drafts."""
-    kind, _, tree = record["label"].partition("-")
-    return f"{NAMES[kind]}, {tree.replace(',', 'x')}" if tree else NAMES[kind]
 
 
 def loads_of(record: Record) -> dict[float, list[Record]]:
