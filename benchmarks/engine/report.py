@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.engine.answers import find_parting, is_tie
 from benchmarks.engine.records import read_records
 from benchmarks.pages import table
 
 __all__ = ["TOKENS", "count_rounds", "find_cached", "list_tokens", "main", "sample_chances"]
 
-TIE = 0.25  # log-probabilities of bf16 logits lie on steps of up to this
 # ties change what is accepted: lengths may be off by this part of the engine's own
 LENGTHS = 0.1
 FEW = 5  # samples that a token needs to be counted by itself
@@ -29,14 +29,8 @@ def first_differences(base: dict[str, Any], run: dict[str, Any]) -> list[tuple[i
     """Where requests leave the base's tokens, and the lead of the base's token there."""
     kept = next(r for r in base["runs"] if r["batch"] == run["batch"])
     leads = kept.get("leads") or [[]] * len(kept["output_ids"])
-    found = []
-    for want, got, lead in zip(kept["output_ids"], run["output_ids"], leads, strict=True):
-        # records keep an answer up to its first other token
-        pairs = enumerate(zip(want, got, strict=False))
-        at = next((j for j, pair in pairs if len({*pair}) > 1), None)
-        if at is not None:
-            found.append((at, lead[at] if at < len(lead) else float("nan")))
-    return found
+    answers = zip(kept["output_ids"], run["output_ids"], leads, strict=True)
+    return [parting for answer in answers if (parting := find_parting(*answer)) is not None]
 
 
 def list_tokens(records: list[dict[str, Any]]) -> list[list[str]]:
@@ -70,8 +64,7 @@ def find_faults(base: dict[str, Any], records: list[dict[str, Any]]) -> list[str
             faults.append(f"{record['label']}: the plugin committed no round")
         stock = own.get(record["tree"])
         for i, run in enumerate(record["runs"]):
-            # a lead that plain decoding did not record is no tie
-            clear = [d for d in first_differences(base, run) if not d[1] <= TIE]
+            clear = [d for d in first_differences(base, run) if not is_tie(d[1])]
             if clear:
                 faults.append(
                     f"{record['label']}, batch {run['batch']}: leads lost, clear or unknown: "
@@ -148,13 +141,10 @@ def part_of_talks(base: dict[str, Any], record: dict[str, Any]) -> list[tuple[in
     """
     found = []
     for want, got in zip(base["talks"], record["talks"], strict=True):
-        pairs = zip(want["output_ids"], got["output_ids"], strict=True)
-        turn = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
-        if turn is not None:
-            tokens = zip(want["output_ids"][turn], got["output_ids"][turn], strict=True)
-            at = next(i for i, (one, other) in enumerate(tokens) if one != other)
-            lead = want["leads"][turn][at] if "leads" in want else float("nan")
-            found.append((turn, at, lead))
+        leads = want.get("leads") or [[]] * len(want["output_ids"])
+        turns = zip(want["output_ids"], got["output_ids"], leads, strict=True)
+        partings = enumerate(find_parting(*turn) for turn in turns)
+        found += [(turn, *parting) for turn, parting in partings if parting is not None][:1]
     return found
 
 
@@ -173,9 +163,9 @@ def report_talks(records: list[dict[str, Any]]) -> list[str]:
             f"{len(record['talks'])} conversations that all engines answered alike; the others' "
             f"turn:token:lead {said or '-'}"
         )
-        clear = [part for part in parts if part[2] > TIE]
+        clear = [part for part in parts if not is_tie(part[2])]
         if record["plugin"] and clear:
-            faults.append(f"{record['label']}: leads lost: {clear}")
+            faults.append(f"{record['label']}: leads lost, clear or unknown: {clear}")
     if not alike:
         return [*faults, "no conversation is equal in all engines"]
     _, own, ours = (sum(turns) for turns in cached)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.report import TIE, first_differences
+from benchmarks.engine.answers import find_parting, is_tie
 
 __all__ = ["check_records", "find_faults", "system", "write_checked"]
 
@@ -56,24 +56,20 @@ def compare(base: Record, run: Record) -> Record:
 
     A conversation's prompts are equal up to the first answer that is not.
     """
-    want, got, leads = [], [], []
+    compared, partings = 0, []
     left: set[int] = set()
-    alike = 0
-    for i, (row, one, other) in enumerate(
-        zip(base["rows"], base["output_ids"], run["output_ids"], strict=True)
-    ):
-        if row[0] in left:
+    leads = base.get("leads") or [[]] * len(base["output_ids"])
+    rows = zip(base["rows"], base["output_ids"], run["output_ids"], leads, strict=True)
+    for (talk, *_), want, got, lead in rows:
+        if talk in left:
             continue
-        want.append(one)
-        got.append(other)
-        if "leads" in base:
-            leads.append(base["leads"][i])
-        alike += one == other
-        if one != other:
-            left.add(row[0])
-    plain = {"runs": [{"batch": 0, "output_ids": want, "leads": leads}]}
-    differing = first_differences(plain, {"batch": 0, "output_ids": got})
-    return {"asked": len(base["rows"]), "compared": len(want), "alike": alike, "other": differing}
+        compared += 1
+        parting = find_parting(want, got, lead)
+        if parting is not None:
+            partings.append(parting)
+            left.add(talk)
+    alike = compared - len(partings)
+    return {"asked": len(base["rows"]), "compared": compared, "alike": alike, "other": partings}
 
 
 def find_faults(record: Record) -> list[str]:
@@ -84,8 +80,7 @@ def find_faults(record: Record) -> list[str]:
         return [f"{record['label']}: its answers were not checked with a trained model"]
     faults = []
     for run in record["runs"]:
-        # a lead that plain decoding did not record is no tie
-        clear = [pair for pair in run["answers"]["other"] if not pair[1] <= TIE]
+        clear = [pair for pair in run["answers"]["other"] if not is_tie(pair[1])]
         if clear:
             where = f"{record['label']}, load {run['load']}, seed {run['seed']}"
             faults.append(f"{where}: leads lost, clear or unknown: {clear}")

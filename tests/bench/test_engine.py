@@ -74,6 +74,8 @@ def test_conversations_must_find_in_the_cache_what_the_engine_finds() -> None:
     assert report.report_talks([base, stock, ours]) == []
     clear = engine(None, False, talks=talk(64, lead=2.0))
     assert "leads lost" in report.report_talks([clear, stock, ours])[0]
+    unknown = [{**turn, "leads": []} for turn in talk(64)]
+    assert "unknown" in report.report_talks([base | {"talks": unknown}, stock, ours])[0]
     ours["talks"] = talk(0)
     assert "cached tokens" in report.report_talks([base, stock, ours])[0]
 

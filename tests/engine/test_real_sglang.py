@@ -96,7 +96,7 @@ def test_rounds_on_its_pool_and_through_its_classes(release: Any, config: Any) -
         server.forward(2)
         commit(server, last, torch.tensor([6, 7]), torch.tensor(tracks))
     cache = server.pool.get_speculative_mamba2_params_all_layers()
-    assert cache.intermediate_ssm.shape == (2, 4, NODES, 2, HEADS[1])
+    assert cache.intermediate_ssm.shape == (2, 3, NODES, 2, HEADS[1])
     assert server.pool.mamba2_layer_cache(1).temporal.shape == (8, HEADS[1], *DIMS)
     report = server.pool.bolegen_verifiers[NODES].report()
     assert report["bolegen_rounds_total"] == 2
