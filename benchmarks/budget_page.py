@@ -47,27 +47,10 @@ def _simulation(lines: list[Line]) -> str:
 
 
 def _draw(lines: list[Line], file: Path) -> None:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+    from benchmarks.plots import draw_panels
 
-    style: Any = {"svg.hashsalt": "bolegen", "svg.fonttype": "none", "font.size": 9}
-    with mpl.rc_context(style):
-        batches = list(dict.fromkeys(line["batch"] for line in lines))
-        figure = Figure(figsize=(3.2 * len(batches), 3.2))
-        for at, batch in enumerate(batches, 1):
-            axes = figure.add_subplot(1, len(batches), at)
-            for policy in dict.fromkeys(line["policy"] for line in lines):
-                chosen = [n for n in lines if (n["batch"], n["policy"]) == (batch, policy)]
-                widths = [line["width"] for line in chosen]
-                axes.plot(widths, [line["per_node"][0] for line in chosen], marker="o",
-                          markersize=3, label=policy)  # fmt: skip
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(widths, [str(width) for width in widths])
-            axes.set_title(f"{batch} requests")
-            axes.set_xlabel("nodes a request")
-            axes.set_ylabel("tokens a node")
-            axes.grid(visible=True, linewidth=0.3)
-            axes.legend(fontsize=7)
-        figure.tight_layout()
-        metadata: dict[str, Any] = {"Date": None}
-        figure.savefig(file, bbox_inches="tight", metadata=metadata)
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for line in lines:
+        series = panels.setdefault(f"{line['batch']} requests", {})
+        series.setdefault(line["policy"], []).append((line["width"], line["per_node"][0]))
+    draw_panels(panels, "nodes a request", "tokens a node", file)

@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "runtime"), str(ROOT / "tests")]
 import torch  # noqa: E402
 import triton  # noqa: E402
 
-from benchmarks.pages import fill  # noqa: E402
+from benchmarks.pages import fill, table  # noqa: E402
 from bolegen.codegen import compile_plan, plan_template  # noqa: E402
 from bolegen.ir import LayerSpec  # noqa: E402
 from bolegen.memory import MemoryPlan, plan_memory  # noqa: E402
@@ -154,27 +154,22 @@ def tables(lines: list[Line]) -> str:
     if not last:
         return "Not yet measured.\n"
     runs = {f"{x['device']}, torch {x['torch']}, Triton {x['triton']}" for x in last.values()}
-    rows = [
-        "Measured on "
-        + "; ".join(sorted(runs))
-        + ". Bytes; the allocator sets aside whole blocks.",
-        "",
-        "| layers | layout | factors | scratch of one layer | set aside for both "
-        "| SGLang's shapes | times smaller | the same without its spare row |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    head = ["layers", "layout", "factors", "scratch of one layer", "set aside for both",
+            "SGLang's shapes", "times smaller", "the same without its spare row"]  # fmt: skip
+    rows = []
     for _, line in sorted(last.items()):
         cells = [str(line["layers"]), line["layout"]]
         cells += [f"{line[key]:,}" for key in ("factors", "scratch", "handed_out", "sglang")]
         cells += [f"{line['times']:.1f}", f"{line['snapshots'] / line['factors']:.1f}"]
-        rows.append("| " + " | ".join(cells) + " |")
-    rows += [
+        rows.append(cells)
+    logged = [
         f"\nAgainst SGLang's own log line of {LOGGED_GIB:.2f} GiB for six layers: "
-        f"{line['times_logged']:.1f} times smaller."
+        f"{line['times_logged']:.1f} times smaller.\n"
         for line in last.values()
         if "times_logged" in line
     ]
-    return "\n".join(rows) + "\n"
+    about = f"Measured on {'; '.join(sorted(runs))}. Bytes; the allocator sets aside whole blocks."
+    return f"{about}\n\n{table(head, rows)}{''.join(logged)}"
 
 
 if __name__ == "__main__":

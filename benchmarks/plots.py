@@ -1,13 +1,16 @@
 """Plots of the comparison: speed-up, time against the floor, memory."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.render import Lines
+if TYPE_CHECKING:
+    from benchmarks.render import Lines
 
 __all__ = ["draw_all", "draw_panels"]
 

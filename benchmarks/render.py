@@ -7,7 +7,7 @@ runs may stand in one file. ``--no-plots`` needs no matplotlib.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ sys.path[:0] = [str(ROOT)]
 
 from benchmarks.accuracy import accuracy_table  # noqa: E402
 from benchmarks.mixer_table import mixer_table  # noqa: E402
-from benchmarks.pages import fill  # noqa: E402
+from benchmarks.pages import fill, table  # noqa: E402
 
 __all__ = ["Lines", "fill_page", "main", "read_lines", "tables"]
 
@@ -308,11 +308,7 @@ def _spread(lines: Lines, case: str, system: str) -> str:
 
 
 def _table(title: str, head: Row, rows: list[Row]) -> str:
-    if not rows:
-        return ""
-    rule = "| " + " | ".join("---" for _ in head) + " |"
-    join: Callable[[Row], str] = lambda row: "| " + " | ".join(row) + " |"  # noqa: E731
-    return "\n".join([f"### {title}", "", join(head), rule, *map(join, rows), ""])
+    return f"### {title}\n\n{table(head, rows)}" if rows else ""
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "runtime"), str(ROOT / "tests")]
 
 import torch  # noqa: E402
 
+from benchmarks.pages import table  # noqa: E402
 from benchmarks.rejects import play_rejects  # noqa: E402
 from benchmarks.replays import play_replays  # noqa: E402
 from benchmarks.timing import describe  # noqa: E402
@@ -57,10 +58,10 @@ def _page(record: dict[str, Any]) -> str:
     rows = replays["rows"]
 
     def errors(of: dict[str, Any]) -> str:
-        found = of["worst error over its limit"]
-        return ", ".join(f"{name} {ratio:.3f}" for name, ratio in sorted(found.items()))
+        worst = of["worst error over its limit"]
+        return ", ".join(f"{name} {ratio:.3f}" for name, ratio in sorted(worst.items()))
 
-    table = {
+    found = {
         "graph": f"{replays['layers']} layers of `{replays['module']}`, batches "
         f"{', '.join(map(str, replays['batches']))}",
         "rounds replayed": f"{replays['rounds']:,}, each with other trees, slots, live nodes",
@@ -76,20 +77,14 @@ def _page(record: dict[str, Any]) -> str:
         f"{rejects['tokens accepted']:,} tokens accepted",
         "errors over their limits, serial recurrence": errors(rejects),
     }
-    lines = [
-        "# Rounds on a GPU",
-        "",
-        "Written by `python benchmarks/rounds.py` on "
-        f"{device['device']}, torch {device['torch']}, Triton {device['triton']}, "
-        f"Python {device['python']}.",
-        "An error over its limit passes at 1 or less; the limits are those of "
-        "[theory.md](theory.md), and for many rounds 1.5 times what float32 itself errs.",
-        "",
-        "| what | found |",
-        "| --- | --- |",
-        *(f"| {name} | {found} |" for name, found in table.items()),
-    ]
-    return "\n".join(lines) + "\n"
+    run_on = f"torch {device['torch']}, Triton {device['triton']}, Python {device['python']}"
+    return f"""# Rounds on a GPU
+
+Written by `python benchmarks/rounds.py` on {device["device"]}, {run_on}.
+An error over its limit passes at 1 or less; the limits are those of [theory.md](theory.md), and \
+for many rounds 1.5 times what float32 itself errs.
+
+{table(["what", "found"], [[name, said] for name, said in found.items()])}"""
 
 
 if __name__ == "__main__":

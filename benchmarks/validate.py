@@ -13,6 +13,8 @@ import xml.etree.ElementTree as ET
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from benchmarks.pages import table
+
 ROOT = Path(__file__).resolve().parents[1]
 
 __all__ = ["main"]
@@ -104,32 +106,21 @@ def _page(
     device: dict[str, str], tests: list[dict[str, str]], checks: list[dict[str, str]]
 ) -> str:
     passed = sum(test["outcome"] == "passed" for test in tests)
-    lines = [
-        "# What was run on a GPU",
-        "",
-        "Written by `make gpu` on " + ", ".join(f"{k} {v}" for k, v in device.items()) + ".",
-        f"{passed} of {len(tests)} tests passed.",
-        "The last column is the largest error over its limit in the contract of",
-        "[theory.md](theory.md): at most 1 passes.",
-        "",
-        "| test | outcome | seconds | error / limit |",
-        "| --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| `{test['name']}` | {test['outcome']} | {test['seconds']} | {test['said']} |"
-        for test in tests
-    ]
-    lines += [
-        "",
-        "compute-sanitizer over `benchmarks/memcheck.py`: a static and a runtime module of odd",
-        "shapes, and graphs of 2 and of 24 layers on garbage links; every tensor an allocation of",
-        "its own.",
-        "",
-        "| tool | outcome | it said |",
-        "| --- | --- | --- |",
-    ]
-    lines += [f"| {check['tool']} | {check['outcome']} | {check['said']} |" for check in checks]
-    return "\n".join(lines) + "\n"
+    told = [[f"`{t['name']}`", t["outcome"], t["seconds"], t["said"]] for t in tests]
+    checked = [[check["tool"], check["outcome"], check["said"]] for check in checks]
+    return f"""# What was run on a GPU
+
+Written by `make gpu` on {", ".join(f"{k} {v}" for k, v in device.items())}.
+{passed} of {len(tests)} tests passed.
+The last column is the largest error over its limit in the contract of
+[theory.md](theory.md): at most 1 passes.
+
+{table(["test", "outcome", "seconds", "error / limit"], told)}
+compute-sanitizer over `benchmarks/memcheck.py`: a static and a runtime module of odd
+shapes, and graphs of 2 and of 24 layers on garbage links; every tensor an allocation of
+its own.
+
+{table(["tool", "outcome", "it said"], checked)}"""
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Run it with ``python -m examples.tree_decoding``; the modules, in reading order:
 
-    tree.py     the topology, as node lists and ancestor masks
+    run.py      the command: prompts, rounds, and what is printed of them
     layers.py   Qwen3.5's layers cut open, so that the token mixer can be replaced
     model.py    a checkpoint folder as target, MTP head, tokenizer and prompts
     target.py   the target's pass over a tree, and the commit of the accepted path

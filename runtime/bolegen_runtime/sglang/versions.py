@@ -1,7 +1,7 @@
 """Which SGLang releases are served, and where their names differ: one row each.
 
-The validator and docs/sglang.md read this table. Facts were read in each release's wheel and
-tests/sglang holds the table to it wherever a wheel lies at hand.
+The plugin reads this table, and docs/sglang.md shows it. Facts were read in each release's wheel;
+tests/engine holds them to the SGLang that is installed, where one is.
 """
 
 from __future__ import annotations
