@@ -13,7 +13,8 @@ _PENDING = tuple(
 
 
 def kernels_of(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
-    """trace, prepare, factor, solve (alone, factor or a commit inside) and commit, in order."""
+    """trace, prepare, factor, solve (alone, factor or a commit inside) and commit, in order; then
+    prepare and commit of verify_qkv, whose rows come without a convolution."""
     tiling = plan.tiling
     kernels = [
         Kernel(f"trace_{name}", _trace(plan), 1, 1),
@@ -23,8 +24,20 @@ def kernels_of(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
         *_merged(plan, name),
         _folded(plan, name),
         Kernel(f"commit_{name}", _commit(plan), tiling.warps_commit, 1),
+        *_without_convolution(plan, name),
     ]
     return tuple(kernels)
+
+
+def _without_convolution(plan: TreePlan, name: str) -> tuple[Kernel, ...]:
+    """What verify_qkv, and a commit after it, launch where the mixer has a convolution."""
+    if not plan.spec.mixer.convolved:
+        return ()
+    prepare, commit = _prepare(plan, convolve=False), _commit(plan, convolve=False)
+    return (
+        Kernel(f"prepare_{name}", prepare, plan.tiling.warps_prepare, 1, label="prepare_qkv"),
+        Kernel(f"commit_{name}", commit, plan.tiling.warps_commit, 1, label="commit_qkv"),
+    )
 
 
 def _pointers(kind: str, *names: str) -> tuple[Param, ...]:
@@ -78,17 +91,18 @@ def _trace(plan: TreePlan) -> tuple[Param, ...]:
     )
 
 
-def _prepare(plan: TreePlan) -> tuple[Param, ...]:
+def _prepare(plan: TreePlan, convolve: bool = True) -> tuple[Param, ...]:
     x, mixer = plan.spec.dtype.pointer, plan.spec.mixer
+    convolve = convolve and mixer.convolved
     replay = plan.spec.factors == "replay"
     strides = ("qb", "qt", "qh", "kb", "kt", "kh", "vb", "vt", "vh")
     gate_strides = ("ab", "at", "ah", "bb", "bt", "bh")
     return (
         *_pointers(x, "q", "k", "v"),
-        *_where(x, a="a" in mixer.arguments, b="b" in mixer.arguments, weight=mixer.convolved),
+        *_where(x, a="a" in mixer.arguments, b="b" in mixer.arguments, weight=convolve),
         *_absent("bias"),
         *_where("*fp32", A_log="A_log" in mixer.arguments, dt_bias="dt_bias" in mixer.arguments),
-        *_where(x, window=mixer.convolved),
+        *_where(x, window=convolve),
         *_pointers("*i64", "slots"),
         *_pointers("*i8", "live"),
         *_known(plan, "parents"),
@@ -103,7 +117,7 @@ def _prepare(plan: TreePlan) -> tuple[Param, ...]:
         *_strides(*strides),
         *(Param(f"stride_{s}", "i32", aligned=False) for s in gate_strides),
         *_strides("slot"),
-        *_constants(CONVOLVE=mixer.convolved, MASKED=not plan.tree.is_static),
+        *_constants(CONVOLVE=convolve, MASKED=not plan.tree.is_static),
         *_constants(TILES=1),
     )
 
@@ -179,12 +193,13 @@ def _solve(plan: TreePlan, merged: bool = False, folded: bool = False) -> tuple[
     )
 
 
-def _commit(plan: TreePlan) -> tuple[Param, ...]:
+def _commit(plan: TreePlan, convolve: bool = True) -> tuple[Param, ...]:
     x, convolved = plan.spec.dtype.pointer, plan.spec.mixer.convolved
     replay = plan.spec.factors == "replay"
+    convolve = convolve and convolved
     return (
         *_pointers(plan.spec.state_dtype.pointer, "state"),
-        *_where(x, window=convolved),
+        *_where(x, window=convolve),
         *_pointers("*i64", "slots", "nodes", "track_slots", "track_nodes"),
         *_where(x, rows=plan.spec.keeps_rows, kept=replay and convolved),
         *_where("*fp32", gates=plan.spec.gates > 0),
@@ -194,7 +209,7 @@ def _commit(plan: TreePlan) -> tuple[Param, ...]:
         *_given(plan, "*i32", "parents"),
         Param("capacity", "i32", aligned=False),
         *_strides("sl", "ss", "wl", "ws"),
-        *_constants(CONVOLVED=not convolved),
+        *_constants(CONVOLVED=not convolve),
     )
 
 
