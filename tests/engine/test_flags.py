@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bolegen_runtime.sglang import RELEASES, PluginError, find_release
-from bolegen_runtime.sglang.flags import REFUSED, TreeBounds, read_bounds
+from bolegen_runtime.sglang.flags import SERVED, TreeBounds, read_bounds
 from bolegen_runtime.sglang.versions import write_matrix
 from repo.sources import ROOT
 
@@ -44,7 +44,7 @@ def test_without_trees_every_flag_is_the_engines_own(
     assert read_bounds(TREES | change | also) is None
 
 
-@pytest.mark.parametrize("name", [name for name, _, _ in REFUSED])
+@pytest.mark.parametrize("name", SERVED)
 def test_a_refusal_names_the_flag_and_the_way_out(name: str) -> None:
     with pytest.raises(PluginError, match=f"--{name.replace('_', '-')} is 'odd'.*BOLEGEN_ENABLE"):
         read_bounds(TREES | {name: "odd"})

@@ -11,7 +11,7 @@ Known by their attributes, so that transformers is not imported here: docs/adapt
 from bolegen_runtime.adapters.families import FAMILIES, adapt, adapt_model
 from bolegen_runtime.adapters.gated_delta import OlmoHybrid, Qwen3Next, Qwen35
 from bolegen_runtime.adapters.kimi import Kimi
-from bolegen_runtime.adapters.layer import Adapter, AdapterError, Constants, Rows
+from bolegen_runtime.adapters.layer import Adapter, AdapterError, Rows
 from bolegen_runtime.adapters.lightning import Lightning
 from bolegen_runtime.adapters.mamba2 import Mamba2
 
@@ -19,7 +19,6 @@ __all__ = [
     "FAMILIES",
     "Adapter",
     "AdapterError",
-    "Constants",
     "Kimi",
     "Lightning",
     "Mamba2",

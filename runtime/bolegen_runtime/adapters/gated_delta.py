@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from bolegen_runtime.adapters.layer import Adapter, Constants, Rows, expect_silu
+from bolegen_runtime.adapters.layer import Adapter, Rows, expect_silu
+from bolegen_runtime.lifetimes import LayerWeights
 
 __all__ = ["OlmoHybrid", "Qwen3Next", "Qwen35"]
 
@@ -34,10 +34,10 @@ class GatedDelta(Adapter):
         }
 
     @property
-    def constants(self) -> Constants:
+    def constants(self) -> LayerWeights:
         """Views of the layer's parameters."""
         of = self.token_mixer
-        return Constants(of.conv1d.weight[:, 0], of.conv1d.bias, of.A_log, of.dt_bias)
+        return LayerWeights(of.conv1d.weight[:, 0], of.A_log, of.dt_bias, of.conv1d.bias)
 
     def finish(self, out: Tensor, gate: Tensor) -> Tensor:
         """The gated norm over d_v, then the output projection; gate [B, T, Hv, dv] or flat."""
@@ -48,9 +48,9 @@ class GatedDelta(Adapter):
         return projected
 
     @property
-    @abstractmethod
     def _writers(self) -> tuple[Any, Any]:
         """The gated norm and the output projection."""
+        return self.token_mixer.norm, self.token_mixer.out_proj
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +72,6 @@ class Qwen35(GatedDelta):
             of.in_proj_qkv(hidden), of.in_proj_a(hidden), of.in_proj_b(hidden),
             of.in_proj_z(hidden),
         )  # fmt: skip
-
-    @property
-    def _writers(self) -> tuple[Any, Any]:
-        return self.token_mixer.norm, self.token_mixer.out_proj
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,10 +96,6 @@ class Qwen3Next(GatedDelta):
         b, a = of.in_proj_ba(hidden).unflatten(-1, (keys, -1)).split(ratio, -1)
         x = torch.cat([part.flatten(2) for part in qkv], -1)
         return Rows(x, a.flatten(2), b.flatten(2), z.flatten(2))
-
-    @property
-    def _writers(self) -> tuple[Any, Any]:
-        return self.token_mixer.norm, self.token_mixer.out_proj
 
 
 @dataclass(frozen=True, eq=False)

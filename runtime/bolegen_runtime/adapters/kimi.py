@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bolegen_runtime.adapters.layer import Adapter, AdapterError, Constants, Rows, expect_silu
+from bolegen_runtime.adapters.layer import Adapter, AdapterError, Rows, expect_silu
+from bolegen_runtime.lifetimes import LayerWeights
 
 __all__ = ["Kimi"]
 
@@ -46,12 +47,12 @@ class Kimi(Adapter):
         }
 
     @property
-    def constants(self) -> Constants:
+    def constants(self) -> LayerWeights:
         """Views of the layer's parameters; A_log [H], dt_bias [H, dk]."""
         of, gate = self.token_mixer, self.token_mixer.forget_gate
-        return Constants(
-            of.conv1d.weight[:, 0], of.conv1d.bias, gate.A_log.view(-1),
-            gate.dt_bias.view(of.num_heads, of.head_dim),
+        return LayerWeights(
+            of.conv1d.weight[:, 0], gate.A_log.view(-1),
+            gate.dt_bias.view(of.num_heads, of.head_dim), of.conv1d.bias,
         )  # fmt: skip
 
     def project(self, hidden: Tensor) -> Rows:

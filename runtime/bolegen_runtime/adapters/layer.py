@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-__all__ = ["Adapter", "AdapterError", "Constants", "Rows", "expect_silu"]
+from bolegen_runtime.lifetimes import LayerWeights
+
+__all__ = ["Adapter", "AdapterError", "Rows", "expect_silu"]
 
 
 class AdapterError(ValueError):
@@ -29,21 +31,6 @@ class Rows:
     a: Tensor | None
     b: Tensor | None
     gate: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Constants:
-    """A layer's weights as verify takes them: conv_weight [C, W], conv_bias [C], others [Hv],
-    dt_bias [Hv, dk] where each key channel decays by itself.
-
-    Views of the model's own parameters where they can be; None where the mixer has none.
-    """
-
-    conv_weight: Tensor | None
-    conv_bias: Tensor | None
-    A_log: Tensor | None
-    dt_bias: Tensor | None
-    D: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +62,10 @@ class Adapter(ABC):
 
     @property
     @abstractmethod
-    def constants(self) -> Constants:
-        """The layer's weights, where they are now."""
+    def constants(self) -> LayerWeights:
+        """The layer's weights, where they are now: views of the model's own where they can be;
+        dt_bias [Hv, dk] where each key channel decays by itself.
+        """
 
     @abstractmethod
     def project(self, hidden: Tensor) -> Rows:
@@ -102,11 +91,9 @@ class Adapter(ABC):
         and ``options`` (layer, parents, live, ...) those of the module's verify.
         """
         rows, own = self.project(hidden), self.constants
-        if own.D is not None:
-            options["D"] = own.D
         out = module.verify(
             rows.x, rows.a, rows.b, own.conv_weight, own.A_log, own.dt_bias, state, conv_state,
-            slots, factors, conv_bias=own.conv_bias, **options,
+            slots, factors, **own.options, **options,
         )  # fmt: skip
         return self.finish(out, rows.gate)
 

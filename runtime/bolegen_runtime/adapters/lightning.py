@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bolegen_runtime.adapters.layer import Adapter, AdapterError, Constants, Rows
+from bolegen_runtime.adapters.layer import Adapter, AdapterError, Rows
+from bolegen_runtime.lifetimes import LayerWeights
 
 __all__ = ["Lightning"]
 
@@ -35,10 +36,10 @@ class Lightning(Adapter):
         return {"mixer": "lightning", "heads": (heads, heads), "dims": (size, size), "conv": 1}
 
     @property
-    def constants(self) -> Constants:
+    def constants(self) -> LayerWeights:
         """A_log in float32."""
         slopes = self.token_mixer.slope_rate.flatten().float()
-        return Constants(None, None, slopes.log(), None)
+        return LayerWeights(None, slopes.log(), None)
 
     def project(self, hidden: Tensor) -> Rows:
         """One product after its activation, heads sorted apart into q|k|v, and the gate."""

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.nn import functional
 
-from bolegen_runtime.adapters.layer import Adapter, AdapterError, Constants, Rows, expect_silu
+from bolegen_runtime.adapters.layer import Adapter, AdapterError, Rows, expect_silu
+from bolegen_runtime.lifetimes import LayerWeights
 
 __all__ = ["Mamba2"]
 
@@ -54,10 +55,10 @@ class Mamba2(Adapter):
         }
 
     @property
-    def constants(self) -> Constants:
+    def constants(self) -> LayerWeights:
         """Views of the layer's parameters."""
         of = self.token_mixer
-        return Constants(of.conv1d.weight[:, 0], of.conv1d.bias, of.A_log, of.dt_bias, of.D)
+        return LayerWeights(of.conv1d.weight[:, 0], of.A_log, of.dt_bias, of.conv1d.bias, of.D)
 
     def project(self, hidden: Tensor) -> Rows:
         """One product, cut into views: the gate, x|B|C and dt."""

@@ -12,21 +12,21 @@ from bolegen_runtime.sglang.tiers import MOST_NODES, Tier
 __all__ = ["TreeBounds", "read_bounds"]
 
 DRAFTERS = ("EAGLE", "EAGLE3", "NEXTN", "NGRAM")
-# flag, the values that are served, what to do about any other
-REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("device", (None, "cuda"), "the plugin needs a GPU"),
-    ("disaggregation_mode", (None, "null"), "leave out --disaggregation-mode"),
-    ("pp_size", (None, 1), "leave out --pp-size"),
-    ("enable_dp_attention", (None, False), "leave out --enable-dp-attention"),
-    ("enable_unified_memory", (None, False), "leave out --enable-unified-memory"),
-    ("enable_two_batch_overlap", (None, False), "leave out --enable-two-batch-overlap"),
-    ("enable_pdmux", (None, False), "leave out --enable-pdmux"),
-    ("enable_memory_saver", (None, False), "leave out --enable-memory-saver"),
-    ("enable_multi_layer_eagle", (None, False), "leave out --enable-multi-layer-eagle"),
-    ("enable_linear_replayssm", (None, False), "leave out --enable-linear-replayssm"),
-    ("enable_linear_replayssm_spec", (None, False), "leave out --enable-linear-replayssm-spec"),
-    ("enable_gdn_replayssm_spec", (None, False), "leave out --enable-gdn-replayssm-spec"),
-)
+# the one value of each flag that is served; None, where a release has no such flag, is as good
+SERVED: dict[str, Any] = {
+    "device": "cuda",
+    "disaggregation_mode": "null",
+    "pp_size": 1,
+    "enable_dp_attention": False,
+    "enable_unified_memory": False,
+    "enable_two_batch_overlap": False,
+    "enable_pdmux": False,
+    "enable_memory_saver": False,
+    "enable_multi_layer_eagle": False,
+    "enable_linear_replayssm": False,
+    "enable_linear_replayssm_spec": False,
+    "enable_gdn_replayssm_spec": False,
+}
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,12 @@ def read_bounds(
         raise PluginError(
             f"--speculative-algorithm: expected one of {', '.join(DRAFTERS)}, got {algorithm}"
         )
-    for name, served, advice in REFUSED:
-        if flags.get(name) not in served:
+    for name, served in SERVED.items():
+        if flags.get(name) not in (None, served):
+            flag = f"--{name.replace('_', '-')}"
             raise PluginError(
-                f"--{name.replace('_', '-')} is {flags[name]!r}, which the bolegen plugin does "
-                f"not serve with trees: {advice}, or start without BOLEGEN_ENABLE=1"
+                f"{flag} is {flags[name]!r}, which the bolegen plugin does not serve with trees: "
+                f"leave out {flag}, or start without BOLEGEN_ENABLE=1"
             )
     nodes = int(flags["speculative_num_draft_tokens"])
     if not 2 <= nodes <= MOST_NODES:
