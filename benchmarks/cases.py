@@ -9,7 +9,7 @@ import math
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -17,10 +17,7 @@ from bolegen.codegen import EmittedModule, compile_template
 from bolegen.ir import (
     DELTANET,
     GDN,
-    GDN_NEG,
-    KDA,
     KDA_BOUNDED,
-    LIGHTNING,
     MAMBA2,
     MIXERS,
     DType,
@@ -28,6 +25,7 @@ from bolegen.ir import (
     Mixer,
     parse_template,
 )
+from bolegen.models import find_model
 
 __all__ = [
     "MODELS",
@@ -58,16 +56,24 @@ class Shape:
     bias: bool = False
 
 
+def _shape_of(name: str, **other: Any) -> Shape:
+    """A known model's shape, but for what is said otherwise."""
+    m = find_model(name)
+    shape = Shape(m.key_heads, m.value_heads, m.layers, m.d_k, m.d_v, m.mixer)
+    return replace(shape, **other)
+
+
 MODELS = {
-    "9B": Shape(16, 32, 24),
-    "27B": Shape(16, 48, 48),
-    "122B": Shape(16, 64, 36),
-    "Kimi-Linear": Shape(32, 32, 20, mixer=KDA),
-    "Kimi-K3": Shape(96, 96, 69, mixer=KDA_BOUNDED),
-    "Nemotron-H-8B": Shape(8, 128, 24, d_v=64, mixer=MAMBA2, bias=True),
-    "OLMo-Hybrid": Shape(30, 30, 24, 96, 192, mixer=GDN_NEG),
+    "9B": _shape_of("qwen3.5-9b"),
+    "27B": _shape_of("qwen3.5-27b"),
+    "122B": _shape_of("qwen3.5-122b-a10b"),
+    "Kimi-Linear": _shape_of("kimi-linear-48b-a3b"),
+    # its heads, with the bounded gate that GLM-5.3-Flash and Ling have
+    "Kimi-K3": _shape_of("kimi-k3", mixer=KDA_BOUNDED),
+    "Nemotron-H-8B": _shape_of("nemotron-h-8b", bias=True),
+    "OLMo-Hybrid": _shape_of("olmo-hybrid-7b"),
     "DeltaNet-1.3B": Shape(16, 16, 24, mixer=DELTANET),
-    "MiniMax-01": Shape(64, 64, 70, mixer=LIGHTNING),
+    "MiniMax-01": _shape_of("minimax-text-01"),
     # for the interpreter
     "tiny": Shape(1, 2, 2, 16, 16),
 } | {

@@ -15,7 +15,7 @@ from typing import Any
 
 from bolegen.codegen import EmittedModule
 from bolegen.errors import EmitError, SpecError
-from bolegen.ir import Kernel, Target
+from bolegen.ir import Kernel, Precision, Target
 
 __all__ = ["KernelReport", "build_module", "expect_sound", "import_text", "triton_version"]
 
@@ -25,7 +25,6 @@ class KernelReport:
     """One kernel on one target: registers a thread, bytes of spills and of shared memory."""
 
     kernel: str
-    target: str
     registers: int
     spill_bytes: int
     smem_bytes: int
@@ -46,7 +45,8 @@ def build_module(emitted: EmittedModule, target: Target) -> tuple[KernelReport, 
             "the ahead-of-time build needs Triton's compiler; unset TRITON_INTERPRET and rerun"
         )
     module = import_text(emitted)
-    return tuple(_build(module, kernel, target) for kernel in emitted.module.kernels)
+    precision = emitted.plan.precision
+    return tuple(_build(module, precision, kernel, target) for kernel in emitted.module.kernels)
 
 
 def import_text(emitted: EmittedModule) -> ModuleType:
@@ -73,7 +73,9 @@ def triton_version() -> str:
     return ".".join(triton.__version__.split(".")[:2])
 
 
-def _build(module: ModuleType, kernel: Kernel, target: Target) -> KernelReport:
+def _build(
+    module: ModuleType, precision: Precision, kernel: Kernel, target: Target
+) -> KernelReport:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
@@ -88,8 +90,8 @@ def _build(module: ModuleType, kernel: Kernel, target: Target) -> KernelReport:
     }
     # what the module decides at launch by the device is decided here by the target
     for i, param in enumerate(kernel.params):
-        if param.name in ("DOT", "FOLD") and param.value == emitted_dot(module, "cuda"):
-            constants[(i,)] = emitted_dot(module, target.backend)
+        if param.value == precision.dot and target.backend == "hip":
+            constants[(i,)] = precision.hip_dot
         if param.name == "OVERLAP":
             constants[(i,)] = target.overlaps and kernel.label != "merged"
     source = ASTSource(getattr(module, kernel.name), signature, constants, aligned)
@@ -105,15 +107,6 @@ def _build(module: ModuleType, kernel: Kernel, target: Target) -> KernelReport:
     return _report(built, kernel, target)
 
 
-def emitted_dot(module: ModuleType, backend: str) -> str:
-    """How the module multiplies pairs of float32 on this backend."""
-    text = Path(str(module.__file__)).read_text("utf-8")
-    found = re.search(r'^DOT = "(\w+)" if .* else "(\w+)"$', text, re.MULTILINE)
-    if found is None:
-        raise EmitError(f"{module.__file__} does not say how it multiplies float32")
-    return found.group(2 if backend == "hip" else 1)
-
-
 def _report(built: Any, kernel: Kernel, target: Target) -> KernelReport:
     if target.backend == "hip":
         registers, spill = _read_amd(built.asm["amdgcn"])
@@ -123,7 +116,6 @@ def _report(built: Any, kernel: Kernel, target: Target) -> KernelReport:
     smem = int(built.metadata.shared)
     return KernelReport(
         kernel=kernel.label or kernel.name.partition("_")[0],
-        target=target.name,
         registers=registers,
         spill_bytes=spill,
         smem_bytes=smem,

@@ -1,6 +1,5 @@
 """What is installed here, what works, and how to mend what does not."""
 
-import importlib
 import importlib.util
 import os
 import platform
@@ -60,8 +59,12 @@ def _cache() -> str:
     """Where the runtime keeps compiled modules, and whether it can."""
     if not _has("bolegen_runtime"):
         return "no runtime installed"
-    settings = importlib.import_module("bolegen_runtime.settings").Settings.from_env()
-    folder = settings.cache_dir
+    from bolegen_runtime import Settings
+
+    try:
+        folder = Settings.from_env().cache_dir
+    except ValueError as error:
+        return str(error)
     if folder is None:
         return "off"
     probe = folder

@@ -47,7 +47,7 @@ class MemoryPlan:
     @property
     def states(self) -> Share:
         """The committed state and convolution window of every request."""
-        return self._each(self.layers * _snapshot_bytes(self.plan))
+        return self._each(self.layers * self.plan.spec.snapshot_bytes)
 
     @property
     def factors(self) -> Share:
@@ -79,7 +79,7 @@ class MemoryPlan:
     @property
     def snapshots(self) -> Share:
         """A state in the pool's dtype and a window for each node, in place of factors."""
-        return self._each(self.layers * self.plan.tree.nodes * _snapshot_bytes(self.plan))
+        return self._each(self.layers * self.plan.tree.nodes * self.plan.spec.snapshot_bytes)
 
     def count_requests(self, memory_bytes: int, *, snapshots: bool = False) -> int:
         """How many requests fit into ``memory_bytes`` with their states and nothing else.
@@ -155,10 +155,3 @@ def show_memory(memory: MemoryPlan, gpu_gb: float | None = None) -> str:
             "snapshots; states are counted, weights, KV cache and activations are not"
         )
     return "\n".join(lines)
-
-
-def _snapshot_bytes(plan: TreePlan) -> int:
-    """A state in the pool's dtype and a window, of one layer."""
-    spec = plan.spec
-    window = spec.channels * (spec.conv - 1) * spec.dtype.bytes
-    return spec.value_heads * spec.d_k * spec.d_v * spec.state_dtype.bytes + window

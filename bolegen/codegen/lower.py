@@ -1,5 +1,6 @@
 """plan -> kernels and the values that their templates spell; every decision is made here."""
 
+from dataclasses import asdict
 from functools import partial
 
 from bolegen.codegen.buffers import spell_memory
@@ -84,7 +85,7 @@ def _shape(plan: TreePlan) -> dict[str, object]:
 
 
 def _tiles(plan: TreePlan) -> dict[str, object]:
-    spec, tiling, precision = plan.spec, plan.tiling, plan.precision
+    spec, tiling, readout = plan.spec, plan.tiling, plan.precision.readout_terms
     nodes, v_tiles, walk = plan.tree.nodes, tiles_of(spec.d_v, tiling.b_v), _walk(plan)
     t_tiles, dk_p = tiles_of(spec.d_v, tiling.b_t), power(spec.d_k, 16)
     channel = spec.mixer.decay is Decay.CHANNEL
@@ -93,20 +94,14 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
     pack = _pack(spec)
     programs = 2 * spec.key_heads + spec.value_heads // pack
     return {
-        "b_n": tiling.b_n,
-        "b_r": tiling.b_r,
-        "b_v": tiling.b_v,
-        "b_t": tiling.b_t,
+        **asdict(tiling),
+        **asdict(plan.precision),
         "b_d": min(32, dk_p),
         "b_c": (b_c := min(512, power(spec.channels))),
         "window_tiles": tiles_of(spec.channels, b_c),
         "b_w": power(tiles_of(spec.channels, spec.value_heads * v_tiles)),
-        "b_k": tiling.b_k,
         "b_s": min(64, power(plan.rows)),
-        "b_g": tiling.b_g,
-        "b_h": tiling.b_h,
         "reach_terms": plan.reach_terms,
-        "heads": tiling.heads,
         "gate_tiles": tiles_of(nodes, tiling.b_g),
         "first_row": tiles_of(nodes, tiling.b_g)
         + spec.value_heads * tiles_of(nodes, tiling.b_h) * channel,
@@ -115,20 +110,13 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
         "row_programs": programs,
         "rows_p": power(pack * spec.d_v, 16),
         "b_keep": power(tiles_of(spec.channels, programs)),
-        "chunks": tiles_of(power(spec.d_k, 16), tiling.b_k),
-        "fused": tiling.fused,
+        "chunks": tiles_of(dk_p, tiling.b_k),
         "early": plan.rows <= 32,
         "asked": _asks_for_y(plan),
-        "rolled": tiling.rolled,
-        "full_batch": tiling.full_batch,
-        "half_batch": tiling.half_batch,
         "half_tiles": tiles_of(tiles_of(nodes, tiling.b_n), 2),
-        "share_batch": tiling.share_batch,
-        "merge_batch": tiling.merge_batch,
         "hv_p": power(spec.value_heads),
         "dk_p": dk_p,
         "dv_p": power(spec.d_v, 16),
-        "trace_tiles": tiles_of(nodes, tiling.b_n),
         "node_tiles": tiles_of(nodes, tiling.b_n),
         "zero_tiles": tiles_of(nodes, 16),
         "scale_tiles": tiles_of(plan.rows, min(64, power(plan.rows))),
@@ -136,22 +124,8 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
         "d_chunks": tiles_of(dk_p, 32),
         "t_tiles": t_tiles,
         "commit_tiles": spec.value_heads * t_tiles,
-        "warps_prepare": tiling.warps_prepare,
-        "warps_factor": tiling.warps_factor,
-        "warps_solve": tiling.warps_solve,
-        "warps_commit": tiling.warps_commit,
-        "stages": tiling.stages,
-        "maxnreg": tiling.maxnreg,
-        "maxnreg_factor": tiling.maxnreg_factor,
-        "maxnreg_folded": tiling.maxnreg_folded,
-        "ahead": tiling.ahead,
-        "dot": precision.dot,
-        "hip_dot": precision.hip_dot,
-        "state_terms": precision.state_terms,
-        "readout_terms": precision.readout_terms,
-        "readout_how": ("", "in bf16", "in two bf16 terms")[min(precision.readout_terms, 2)],
-        "folds": precision.fold is not None,
-        "fold": precision.fold,
+        "readout_how": ("", "in bf16", "in two bf16 terms")[min(readout, 2)],
+        "folds": plan.precision.fold is not None,
         "precise_silu": spec.dtype is DType.FP32,
         "pairs": spec.dtype is DType.BF16,
         "gram_b": gram_b,

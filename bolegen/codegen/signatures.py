@@ -189,7 +189,7 @@ def _solve(plan: TreePlan, merged: bool = False, folded: bool = False) -> tuple[
         *nodes,
         *_strides("slot", "ob", "ot", "oh"),
         *_constants(MERGED=merged, OVERLAP=False),
-        *_constants(FOLD=_fold(plan) if merged else None, DOT=_dot(plan)),
+        *_constants(FOLD=_fold(plan) if merged else None, DOT=plan.precision.dot),
     )
 
 
@@ -240,13 +240,8 @@ def _reach(plan: TreePlan) -> tuple[Param, ...]:
     return _pointers(kind, "reach") if plan.spec.mixer.decay is Decay.CHANNEL else ()
 
 
-def _dot(plan: TreePlan) -> str:
-    hip = plan.target is not None and plan.target.backend == "hip"
-    return plan.precision.hip_dot if hip else plan.precision.dot
-
-
 def _fold(plan: TreePlan) -> str:
-    return plan.precision.fold or _dot(plan)
+    return plan.precision.fold or plan.precision.dot
 
 
 def _readout(plan: TreePlan) -> str:

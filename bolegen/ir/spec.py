@@ -119,9 +119,9 @@ class LayerSpec:
 
     @property
     def snapshot_bytes(self) -> int:
-        """What an engine stores per node and layer: a float32 state and a convolution window."""
+        """What an engine stores per node and layer: a state as its pool has it, and a window."""
         window = self.channels * (self.conv - 1) * self.dtype.bytes
-        return self.value_heads * self.d_k * self.d_v * 4 + window
+        return self.value_heads * self.d_k * self.d_v * self.state_dtype.bytes + window
 
     @property
     def row_bytes(self) -> int:

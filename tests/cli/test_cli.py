@@ -189,6 +189,14 @@ def test_doctor_names_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
         assert re.search(rf"^{what} +\S", printed, re.MULTILINE)
 
 
+def test_doctor_says_which_setting_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOLEGEN_CHECKED", "2")
+    assert main(["doctor"]) == 0
+    assert re.search(r"^cache +.*BOLEGEN_CHECKED", capsys.readouterr().out, re.MULTILINE)
+
+
 def test_the_cache_is_listed_and_cleared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

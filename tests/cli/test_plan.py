@@ -104,8 +104,7 @@ def test_snapshots_are_the_pools_times_the_nodes(name: str) -> None:
     window = torch.empty(2, 3, spec.channels, 3, dtype=torch.bfloat16, device="meta")
     assert memory.states.total == size_of([state, window])
     assert memory.snapshots.total == plan.tree.nodes * memory.states.total
-    if kind is torch.float32:
-        assert memory.states.total == 6 * spec.snapshot_bytes
+    assert memory.states.total == 6 * spec.snapshot_bytes
 
 
 def held(memory: MemoryPlan, batch: int, snapshots: bool) -> int:
