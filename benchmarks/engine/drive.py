@@ -120,9 +120,9 @@ def alone(options: argparse.Namespace) -> Iterator[None]:
         yield
 
 
-def wait_until(holds: Callable[[], bool], most_s: float = 400) -> None:
-    """Look again and again, for so long at most."""
-    until = time.monotonic() + most_s
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Look again and again, for 400 s at most."""
+    until = time.monotonic() + 400
     while not holds() and time.monotonic() < until:
         time.sleep(0.2)
 

@@ -40,7 +40,7 @@ def list_tables(plan: TreePlan, rows: list[int]) -> list[list[int]]:
     return [[max(parent, 0) for parent in plan.tree.parents or ()], rows, first, last]
 
 
-def spell_table(values: Sequence[int], index: str = "i") -> list[str]:
+def spell_table(values: Sequence[int]) -> list[str]:
     """Lines that return ``values[i]``, one bit of the answer at a time.
 
     Bit b of every value forms a plane of bits; the word of the plane that holds bit i is
@@ -49,10 +49,10 @@ def spell_table(values: Sequence[int], index: str = "i") -> list[str]:
     """
     planes = max(values).bit_length()
     if planes == 0:
-        return [f"return {index} * 0"]
-    lines = _shift(len(values), index)
+        return ["return i * 0"]
+    lines = _shift(len(values))
     for bit in range(planes):
-        lines += _word(values, bit, index)
+        lines += _word(values, bit)
         term = "((b_w >> b_s) & 1)"
         lines.append(f"b_f = {term[1:-1]}" if bit == 0 else f"b_f += {term} << {bit}")
     return [*lines, "return b_f"]
@@ -98,7 +98,7 @@ def _shifted(shift: int) -> str:
     return f"i + {shift}" if shift > 0 else f"i - {-shift}"
 
 
-def _shift(length: int, index: str) -> list[str]:
+def _shift(length: int) -> list[str]:
     """Lines that find where in its word bit i is.
 
     By selects, not ``i & 31``: LLVM's vectoriser may pair that "and" with a column index's shift,
@@ -106,23 +106,23 @@ def _shift(length: int, index: str) -> list[str]:
     """
     words = -(-length // _WORD)
     ends = range(_WORD, words * _WORD, _WORD)
-    later = [f"b_s = tl.where({index} < {end}, b_s, {index} - {end})" for end in ends]
+    later = [f"b_s = tl.where(i < {end}, b_s, i - {end})" for end in ends]
     # padding may lie behind the last word
-    return [f"b_s = {index}", *later, f"b_s = tl.where({index} < {words * _WORD}, b_s, 0)"]
+    return ["b_s = i", *later, f"b_s = tl.where(i < {words * _WORD}, b_s, 0)"]
 
 
-def _word(values: Sequence[int], bit: int, index: str) -> list[str]:
+def _word(values: Sequence[int], bit: int) -> list[str]:
     """Select the 32-bit word of one plane; equal neighbours share a line."""
     words = []
     for start in range(0, len(values), _WORD):
         chunk = values[start : start + _WORD]
         word = sum(((value >> bit) & 1) << i for i, value in enumerate(chunk))
         words.append(word)
-    lines = [f"b_w = tl.full({index}.shape, {_signed(words[0])}, tl.int32)"]
+    lines = [f"b_w = tl.full(i.shape, {_signed(words[0])}, tl.int32)"]
     for number in range(1, len(words)):
         if words[number] != words[number - 1]:
             bits = _signed(words[number])
-            lines.append(f"b_w = tl.where({index} < {number * _WORD}, b_w, {bits})")
+            lines.append(f"b_w = tl.where(i < {number * _WORD}, b_w, {bits})")
     return lines
 
 

@@ -83,7 +83,7 @@ class Tiling:
     ``rolled``: Y's column blocks in loops, for more of them than are worth writing out.
     """
 
-    b_n: int = 16
+    b_n: int = 8
     b_r: int = 16
     b_v: int = 16
     b_k: int = 16
@@ -92,18 +92,18 @@ class Tiling:
     b_t: int = 16
     ahead: int = 4
     heads: int = 1
-    half_batch: int = 1
-    full_batch: int = 1
-    share_batch: int = 1
+    half_batch: int = 4
+    full_batch: int = 16
+    share_batch: int = 32
     merge_batch: int = 0
     warps_prepare: int = 4
     warps_factor: int = 4
     warps_solve: int = 4
     warps_commit: int = 1
-    stages: int = 1
+    stages: int = 3
     maxnreg: int = 255
     maxnreg_factor: int | None = None
-    maxnreg_folded: int = 255
+    maxnreg_folded: int = 168
     fused: bool = True
     rolled: bool = False
 

@@ -39,7 +39,6 @@ class VerifyGraph:
         buffers: RoundBuffers,
         *,
         batch: int,
-        schedule: str | None = None,
     ) -> None:
         expect_module(module)
         expect_kind("buffers", buffers, RoundBuffers, "RoundBuffers")
@@ -53,7 +52,7 @@ class VerifyGraph:
         self.batch = batch
         self._module, self._weights = module, tuple(weights)
         self._state, self._conv_state = state, conv_state
-        self._buffers, self._schedule = buffers, schedule
+        self._buffers = buffers
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def launch(self) -> None:
@@ -84,7 +83,6 @@ class VerifyGraph:
             parents=None if at.parents is None else at.parents[:n],
             live=at.live[:n],
             out=at.out[layer, :n],
-            schedule=self._schedule,
         )
 
     def commit(self) -> None:
@@ -129,18 +127,13 @@ class VerifyGraph:
             raise GraphError(f"the graph of batch {self.batch} is not captured; call capture()")
         return self._graph
 
-    def replay(self) -> None:
-        """Run verify on what the buffers hold now. Raises GraphError before capture()."""
-        self.captured.replay()
-
 
 class GraphPool:
     """Graphs of one module for several batch sizes, and the buffers they share.
 
     weights, state, conv_state: as in VerifyGraph. batches: the sizes to capture; a round runs in
-    the smallest that holds it, and its other rows are padded. gate_dtype: of a and b, the
-    module's own or float32. claims: the checked mode of rounds. Raises ValueError, naming the
-    argument.
+    the smallest that holds it, and its other rows are padded. claims: the checked mode of
+    rounds. Raises ValueError, naming the argument.
     """
 
     def __init__(
@@ -151,20 +144,14 @@ class GraphPool:
         conv_state: torch.Tensor | None,
         *,
         batches: Sequence[int] = (1, 2, 4, 8, 16, 32),
-        gate_dtype: torch.dtype | None = None,
-        schedule: str | None = None,
         claims: SlotClaims | None = None,
     ) -> None:
         _check_pool(weights, state, conv_state, batches)
         self.batches = tuple(sorted(set(batches)))
         layers = len(weights)
-        self.buffers = RoundBuffers.allocate(
-            module, self.batches[-1], layers, state.device, gate_dtype=gate_dtype
-        )
+        self.buffers = RoundBuffers.allocate(module, self.batches[-1], layers, state.device)
         self.graphs = {
-            batch: VerifyGraph(
-                module, weights, state, conv_state, self.buffers, batch=batch, schedule=schedule
-            )
+            batch: VerifyGraph(module, weights, state, conv_state, self.buffers, batch=batch)
             for batch in self.batches
         }
         self.round = Round(

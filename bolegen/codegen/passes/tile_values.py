@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from bolegen.codegen.cut import power, tiles_of
 from bolegen.errors import SpecError
 from bolegen.ir import PORTABLE_SMEM, Decay, Tiling, TreePlan
 
@@ -17,8 +18,8 @@ def tile_values(plan: TreePlan) -> TreePlan:
     the solve keeps one tile [b_v, columns] and the products [b_v, 2 rows] on chip.
     """
     smem = plan.target.smem_bytes if plan.target else PORTABLE_SMEM
-    d_k = _power(plan.spec.d_k)
-    b_v = min(64, _power(plan.spec.d_v))
+    d_k = power(plan.spec.d_k, 16)
+    b_v = min(64, power(plan.spec.d_v, 16))
     while b_v > 16 and (b_v * max(plan.column_count, d_k) > 64 * 128 or _smem(plan, b_v) > smem):
         b_v //= 2
     if _smem(plan, b_v) > smem:
@@ -35,7 +36,7 @@ def tile_values(plan: TreePlan) -> TreePlan:
     if plan.precision.state_terms and plan.spec.mixer.decay is Decay.CHANNEL:
         cap = 168  # its decayed operands fill shared memory first
         walk_cap = 128 if small else None
-    b_r = min(plan.row_tile, _power(plan.rows))
+    b_r = min(plan.row_tile, power(plan.rows, 16))
     rolled = _is_rolled(plan, b_r)
     mixer = plan.spec.mixer
     shares = (
@@ -45,20 +46,14 @@ def tile_values(plan: TreePlan) -> TreePlan:
         and plan.rows <= b_r
     )
     tiling = Tiling(
-        b_n=8,
         b_r=b_r,
         b_v=b_v,
         b_k=min(32, d_k),
         b_t=_commit_rows(plan, d_k),
-        half_batch=4,
-        full_batch=16,
-        share_batch=32,
         merge_batch=0 if rolled else 1,
         heads=plan.spec.ratio if shares else 1,
-        stages=3,
         maxnreg=cap,
         maxnreg_factor=walk_cap,
-        maxnreg_folded=168,
         fused=plan.rows <= 96,
         rolled=rolled,
     )
@@ -76,7 +71,7 @@ def tile_values(plan: TreePlan) -> TreePlan:
 def _is_rolled(plan: TreePlan, b_r: int) -> bool:
     """Whether Y's column blocks run in loops, on tiles that are read back in float32."""
     blocks = len(plan.columns)
-    products = -(-plan.rows // b_r) * blocks * (blocks + 1) // 2
+    products = tiles_of(plan.rows, b_r) * blocks * (blocks + 1) // 2
     return products > _WRITTEN_OUT and all(block.inverted for block in plan.columns)
 
 
@@ -85,17 +80,13 @@ def _commit_rows(plan: TreePlan, d_k: int) -> int:
     held as well, or keys take the registers.
     """
     values = 4096 if plan.spec.factors == "replay" and d_k <= 128 else 2048
-    return min(values // d_k, 64, _power(plan.spec.d_v))
+    return min(values // d_k, 64, power(plan.spec.d_v, 16))
 
 
 def _smem(plan: TreePlan, b_v: int) -> int:
     """Operands of one product staged at once, in bytes: an upper estimate for the solve."""
     rows = max(block.rows for block in plan.blocks)
-    b_k = min(32, _power(plan.spec.d_k))
+    b_k = min(32, power(plan.spec.d_k, 16))
     state = b_k * 2 * rows * plan.spec.dtype.bytes + b_v * b_k * 4
     solve = rows * rows * 4 + b_v * rows * 4
     return 2 * max(state, solve)
-
-
-def _power(n: int) -> int:
-    return max(16, 1 << (n - 1).bit_length())
