@@ -225,14 +225,16 @@ def _plan_writes(r: LayerRound, at: dict[str, Any]) -> dict[int, tuple[int, int]
         tracks = list(zip(at["track_slots"].tolist(), at["track_node"].tolist(), strict=True))
     tracked, accepted = {}, {}
     for row, (slot, node, track) in enumerate(zip(slots, last, tracks, strict=True)):
-        path = r.trees[row].path(node)
-        if slot < 0 or not path:
+        if slot < 0 or node < 0:
             continue
         if slot != r.slots[row]:
             raise CheckedError(
                 f"commit: request {row} was verified from slot {r.slots[row]} and is committed "
                 f"into slot {slot}"
             )
+        path = r.trees[row].path(node)
+        if not path:
+            continue
         accepted[slot] = row, node
         if track[0] >= 0 and track[1] in path:
             tracked[track[0]] = row, track[1]

@@ -143,8 +143,8 @@ class SlotClaims:
     The checked mode of rounds: give one to all rounds and graph pools over the same states.
     """
 
-    # slot -> the round, and a checksum
-    _held: dict[int, tuple[object, int]] = field(default_factory=dict)
+    # slot -> the round, the slot's row in it, and a checksum
+    _held: dict[int, tuple[object, int, int]] = field(default_factory=dict)
     # what was allocated for factors, by id -> the round that has it
     _factors: dict[int, object] = field(default_factory=dict)
 
@@ -156,12 +156,9 @@ class SlotClaims:
         """
         expect_kind("canonical", canonical, CanonicalState)
         expect_tensor("slots", slots, (None,), INTEGERS, canonical.state.device)
-        used = _used(slots)
-        if id(factors) in self._factors:
-            raise LifetimeError(
-                "these factors hold another round that is not committed; commit or discard that "
-                "round first, or give each round factors of its own"
-            )
+        rows = _used(slots)
+        used = list(rows.values())
+        self.check_factors(None, factors)
         for slot in used:
             if slot >= canonical.state.shape[1]:
                 raise LifetimeError(
@@ -174,20 +171,30 @@ class SlotClaims:
                 )
             if used.count(slot) > 1:
                 raise LifetimeError(f"slot {slot} is in two rows, which would both commit to it")
-        self._held.update({slot: (owner, canonical.checksum(slot)) for slot in used})
+        self._held.update(
+            {slot: (owner, row, canonical.checksum(slot)) for row, slot in rows.items()}
+        )
         self._factors[id(factors)] = owner
 
+    def check_factors(self, owner: object | None, factors: object) -> None:
+        """Raise LifetimeError where factors are held by another round than ``owner``."""
+        if self._factors.get(id(factors), owner) is not owner:
+            raise LifetimeError(
+                "these factors hold another round that is not committed; commit or discard that "
+                "round first, or give each round factors of its own"
+            )
+
     def check_slots(self, owner: object, slots: torch.Tensor) -> None:
-        """Raise LifetimeError unless these are the round's slots, in the order of its rows."""
-        mine = self._of(owner)
-        if _used(slots) != mine:
-            raise LifetimeError(f"slots: the round began with {mine}, and now has {_used(slots)}")
+        """Raise LifetimeError unless these are the round's slots, each in its row."""
+        mine, now = self._of(owner), _used(slots)
+        if now != mine:
+            raise LifetimeError(f"slots by row: the round began with {mine}, and now has {now}")
 
     def check_bits(self, owner: object, canonical: CanonicalState) -> None:
         """Raise LifetimeError where the round's slots are not as they were."""
         expect_kind("canonical", canonical, CanonicalState)
-        for slot in self._of(owner):
-            if canonical.checksum(slot) != self._held[slot][1]:
+        for slot in self._of(owner).values():
+            if canonical.checksum(slot) != self._held[slot][2]:
                 raise LifetimeError(
                     f"slot {slot} was written since it was verified, so its factors do not "
                     "apply any more; discard the round and verify again"
@@ -195,7 +202,8 @@ class SlotClaims:
 
     def check_tracks(self, track_slots: torch.Tensor) -> None:
         """Raise LifetimeError where a slot to be written has uncommitted factors."""
-        taken = sorted({slot for slot in _used(track_slots, "track_slots") if slot in self._held})
+        used = _used(track_slots, "track_slots").values()
+        taken = sorted({slot for slot in used if slot in self._held})
         if taken:
             raise LifetimeError(
                 f"track_slots: slots {taken} have uncommitted factors, which a write would spoil"
@@ -204,22 +212,24 @@ class SlotClaims:
     def renew(self, owner: object, canonical: CanonicalState) -> None:
         """Take the round's slots as they are now: its own verify has written them."""
         expect_kind("canonical", canonical, CanonicalState)
-        for slot in self._of(owner):
-            self._held[slot] = owner, canonical.checksum(slot)
+        for row, slot in self._of(owner).items():
+            self._held[slot] = owner, row, canonical.checksum(slot)
 
     def release(self, owner: object) -> None:
         """Give back the factors and all slots of a round."""
-        for slot in self._of(owner):
+        for slot in self._of(owner).values():
             del self._held[slot]
         for key in [key for key, of in self._factors.items() if of is owner]:
             del self._factors[key]
 
-    def _of(self, owner: object) -> list[int]:
-        return [slot for slot, (of, _) in self._held.items() if of is owner]
+    def _of(self, owner: object) -> dict[int, int]:
+        """The round's slots by row."""
+        return {row: slot for slot, (of, row, _) in self._held.items() if of is owner}
 
 
-def _used(slots: torch.Tensor, name: str = "slots") -> list[int]:
+def _used(slots: torch.Tensor, name: str = "slots") -> dict[int, int]:
+    """Slots by row, padded rows left out."""
     expect_tensor(name, slots, (None,), INTEGERS, None)
     if slots.is_meta:
         raise ValueError(f"{name}: expected contents, got a tensor on meta")
-    return [slot for slot in slots.tolist() if slot >= 0]
+    return {row: slot for row, slot in enumerate(slots.tolist()) if slot >= 0}

@@ -99,6 +99,7 @@ class Round:
             if self._pending is not None:
                 self._claims.check_slots(self, slots)
                 self._claims.check_bits(self, self.canonical)
+                self._claims.check_factors(self, self.allocated)
                 self._claims.release(self)
             self._claims.take(self, self.canonical, slots, self.allocated)
         self._waiting = set(range(self.canonical.layers))

@@ -27,6 +27,10 @@ def test_a_tree_is_as_deep_as_there_are_draft_steps() -> None:
 def test_an_ngram_tree_may_be_a_chain() -> None:
     ngram = {"speculative_algorithm": "NGRAM", "speculative_num_steps": None}
     assert read_bounds(TREES | ngram) == (TreeBounds(16, 15),)
+    # 0.5.13's worker never commits a state
+    assert [release.version for release in RELEASES if not release.ngram] == ["0.5.13"]
+    with pytest.raises(PluginError, match="expected one of EAGLE, EAGLE3, NEXTN, got NGRAM"):
+        read_bounds(TREES | ngram, ngram=False)
 
 
 @pytest.mark.parametrize(

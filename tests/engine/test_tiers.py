@@ -59,8 +59,10 @@ def test_what_is_said_wrongly_is_refused(said: str, why: str) -> None:
 
 def test_bounds_are_the_widest_first() -> None:
     flags = TREES | {"speculative_adaptive": True}
-    found = read_bounds(flags, parse_tiers("1:4x16 2:6x16 8:0"))
-    assert found == (TreeBounds(16, 6), TreeBounds(1, 0))
+    found = read_bounds(flags, parse_tiers("1:4x16 2:5x16 8:0"))
+    assert found == (TreeBounds(16, 5), TreeBounds(1, 0))
+    with pytest.raises(PluginError, match=r"6 steps .* draft 18 tokens, .* has 16 nodes"):
+        read_bounds(flags, parse_tiers("1:6x16 8:0"))
     with pytest.raises(PluginError, match="--speculative-adaptive"):
         read_bounds(TREES, parse_tiers("1:4x16"))
     with pytest.raises(PluginError, match="at most 22 nodes with --speculative-eagle-topk 3"):

@@ -51,6 +51,11 @@ def verify(turn: Round, r: Data, layer: int) -> torch.Tensor:
     return turn.verify(layer, r.x[layer], r.a[layer], r.b[layer], weights, r.slots)
 
 
+def commit_now(turn: Round, slots: torch.Tensor, last: list[int]) -> None:
+    turn.commit(slots, torch.tensor(last))
+    turn.flush(slots)
+
+
 def play(turn: Round, r: Data, last: list[int]) -> list[torch.Tensor]:
     turn.begin(r.slots)
     outs = [verify(turn, r, layer) for layer in range(LAYERS)]
@@ -174,6 +179,34 @@ def test_claims_find_a_slot_that_was_written_while_its_round_was_pending(m: Modu
             call(r.slots)
     with pytest.raises(LifetimeError, match="the round began with"):
         turn.begin(r.slots.flip(0))
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_request_that_moved_to_another_row_is_no_padding(m: ModuleType, folded: bool) -> None:
+    r = draw(m, 1)[0]
+    began, moved = r.slots.clone(), r.slots.flip(0)
+    began[0] = moved[1] = -1  # the one request was in row 1, and is in row 0
+    for module, claims in ((m, SlotClaims()), (CheckedModule(m), None)):
+        turn = start(module, replace(r, slots=began), folded=folded, claims=claims)
+        turn.begin(began)
+        for layer in range(LAYERS):
+            verify(turn, replace(r, slots=began), layer)
+        with pytest.raises((LifetimeError, CheckedError), match=r"began with|was verified from"):
+            commit_now(turn, moved, [2, 2])
+
+
+def test_a_begin_that_is_refused_leaves_what_is_pending(m: ModuleType) -> None:
+    r = draw(m, 1)[0]
+    pools, claims = CanonicalState(r.state, r.conv_state), SlotClaims()
+    both = tuple(m.allocate(2, r.state.shape[0], "cpu") for _ in range(2))
+    turn = Round(m, pools, factors=both, folded=True, claims=claims)
+    play(turn, r, [2, 2])
+    other = Round(m, pools, factors=both[1], claims=claims)
+    free = [slot for slot in range(r.state.shape[1]) if slot not in r.slots.tolist()]
+    other.begin(torch.tensor(free[:2]))
+    with pytest.raises(LifetimeError, match="these factors hold another round"):
+        turn.begin(r.slots)
+    turn.flush(r.slots)
 
 
 def test_checked_mode_finds_a_pending_round_that_is_used_twice(m: ModuleType) -> None:

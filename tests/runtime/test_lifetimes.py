@@ -321,11 +321,13 @@ def test_bad_slots(stub: ModuleType, data: Data, slots: list[int], message: str)
 def test_other_slots_than_the_rounds_are_refused(stub: ModuleType, data: Data) -> None:
     round_, was = start(stub, data, claims=SlotClaims()), data.with_clones()
     round_.begin(data.slots)
-    with pytest.raises(LifetimeError, match=r"slots: the round began with \[4, 1\]"):
+    with pytest.raises(LifetimeError, match=r"slots by row: the round began with \{0: 4, 1: 1\}"):
         verify(round_, data, 0, slots=torch.tensor([1, 4]))
     for layer in range(LAYERS):
         verify(round_, data, layer)
-    with pytest.raises(LifetimeError, match=r"began with \[4, 1\], and now has \[4, 2\]"):
+    with pytest.raises(
+        LifetimeError, match=r"began with \{0: 4, 1: 1\}, and now has \{0: 4, 1: 2\}"
+    ):
         round_.commit(torch.tensor([4, 2]), LAST)
     with pytest.raises(LifetimeError, match=r"track_slots: slots \[1\] have uncommitted"):
         round_.commit(

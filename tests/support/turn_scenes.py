@@ -33,7 +33,7 @@ def by_round(device: str, name: str) -> Scene:
     turn = Round(m, pools, factors=factors, claims=claims)
 
     def now() -> Any:
-        sums = [(slot, bits) for slot, (_, bits) in claims._held.items()]
+        sums = [(slot, row, bits) for slot, (_, row, bits) in claims._held.items()]
         return turn._waiting, turn._seen, sums, len(claims._factors)
 
     held = r.state, r.conv_state, factors, now

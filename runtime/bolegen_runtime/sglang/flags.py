@@ -38,10 +38,11 @@ class TreeBounds:
 
 
 def read_bounds(
-    flags: Mapping[str, Any], tiers: tuple[Tier, ...] = ()
+    flags: Mapping[str, Any], tiers: tuple[Tier, ...] = (), *, ngram: bool = True
 ) -> tuple[TreeBounds, ...] | None:
     """The bounds that the resolved flags and tiers set, the widest first; None where the server
-    verifies no trees. Raises PluginError for a flag under which trees are not served.
+    verifies no trees. ``ngram``: of the release. Raises PluginError for a flag under which trees
+    are not served.
     """
     algorithm = flags.get("speculative_algorithm")
     topk = flags.get("speculative_eagle_topk") or 0
@@ -52,9 +53,10 @@ def read_bounds(
                 "--speculative-algorithm and --speculative-eagle-topk above 1, or unset it"
             )
         return None
-    if str(algorithm).upper() not in DRAFTERS:
+    drafters = DRAFTERS if ngram else DRAFTERS[:-1]
+    if str(algorithm).upper() not in drafters:
         raise PluginError(
-            f"--speculative-algorithm: expected one of {', '.join(DRAFTERS)}, got {algorithm}"
+            f"--speculative-algorithm: expected one of {', '.join(drafters)}, got {algorithm}"
         )
     for name, served in SERVED.items():
         if flags.get(name) not in (None, served):
@@ -91,5 +93,13 @@ def _read_tiers(
                 f"BOLEGEN_TIERS: {tier.steps}x{tier.nodes}: expected at most {most} nodes with "
                 f"--speculative-eagle-topk {topk}"
             )
+    # SGLang makes room for a round's drafts by the widest tier, before it takes another
+    widest, deepest = max(t.nodes for t in tiers), max(t.steps for t in tiers)
+    if topk * deepest > widest:
+        raise PluginError(
+            f"BOLEGEN_TIERS: {deepest} steps with --speculative-eagle-topk {topk} draft "
+            f"{topk * deepest} tokens, and the widest tier has {widest} nodes; take as many "
+            "nodes, or fewer steps"
+        )
     widths = {tier.nodes: tier.steps for tier in sorted(tiers, key=lambda t: (t.nodes, t.steps))}
     return tuple(TreeBounds(n, min(widths[n], n - 1)) for n in sorted(widths, reverse=True))

@@ -62,10 +62,11 @@ def size(original: Method, configurator: Any, total_rest_memory: float) -> Any:
         read_spec(bounds, params, len(params.layers), dtype) for bounds in active.bounds
     )
     row, once = (sum(part) for part in zip(*map(count_bytes, active.specs), strict=True))
-    # SGLang takes its own bytes of a request times this, for each request and a padding row,
-    # which has no row here
+    if active.release is not None and active.release.padded:
+        once -= row  # SGLang reserves a row for padding, which has none here
+    # SGLang takes its own bytes of a request times this, for each request
     with _draft_tokens(configurator, row / params.mamba_cache_per_req):
-        return original(configurator, total_rest_memory - (once - row) / GIB)
+        return original(configurator, total_rest_memory - once / GIB)
 
 
 def _has_side_states(configurator: Any) -> bool:

@@ -134,7 +134,8 @@ def check_scheduler(problem: PluginError | None, server_args: Any) -> None:
             "without BOLEGEN_ENABLE=1 to serve without the plugin"
         )
     flags = _read_flags(release, server_args)
-    hooks.active.bounds = read_bounds(flags, tiers.tiers if tiers is not None else ())
+    said = tiers.tiers if tiers is not None else ()
+    hooks.active.bounds = read_bounds(flags, said, ngram=release.ngram)
     if hooks.active.bounds is None:
         logger.warning("bolegen has nothing to do: no speculation, or --speculative-eagle-topk 1")
 

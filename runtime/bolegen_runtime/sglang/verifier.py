@@ -55,28 +55,32 @@ class TreeVerifier:
 
         a, b [R * N, Hv] or [1, R * N, Hv]; pools: the layer's states [slots, Hv, d_v, d_k] and
         windows [slots, C, W-1]; slots [R], negative = padded; links: first children and next
-        siblings [R, N]. Layer 0 traces the tree for all. Raises ValueError.
+        siblings [R, N]. Layer 0 traces the tree for all. Rows behind as many requests as there is
+        room for are padding as well, whatever their slots: zeros. Raises ValueError.
         """
         nodes, heads = self.spec.bounds.nodes, self.spec.heads[1]
-        rows = x.shape[0] // nodes
-        if rows > self.factors.batch or rows * nodes != x.shape[0]:
-            raise ValueError(
-                f"x: expected at most {self.factors.batch} requests of {nodes} nodes, "
-                f"got {x.shape[0]} rows"
-            )
+        given = x.shape[0] // nodes
+        if given * nodes != x.shape[0]:
+            raise ValueError(f"x: expected requests of {nodes} nodes, got {x.shape[0]} rows")
+        # engines that align batches may pad them past what they run at once
+        rows = min(given, self.factors.batch)
         slots, parents, live = slots[:rows], self.parents[:rows], self.live[:rows]
         if layer == 0:
-            trace_links(*links, slots, parents, live)
+            first, sibling = links
+            trace_links(first[:rows], sibling[:rows], slots, parents, live)
         self.factors.traced = layer > 0
         # each layer's arguments are looked at once, before the engine captures a graph
         self.factors.check = layer not in self._looked_at
         self._looked_at.add(layer)
         out: torch.Tensor = self.module.verify(
-            x.view(rows, nodes, -1), a.reshape(rows, nodes, heads), b.reshape(rows, nodes, heads),
+            x.view(given, nodes, -1)[:rows], a.reshape(given, nodes, heads)[:rows],
+            b.reshape(given, nodes, heads)[:rows],
             weights.conv_weight, weights.A_log, weights.dt_bias, *pools, slots, self.factors,
             layer=layer, conv_bias=weights.conv_bias, parents=parents, live=live,
         )  # fmt: skip
-        return out.view(1, rows * nodes, heads, -1)
+        if rows < given:
+            out = torch.cat([out, out.new_zeros(given - rows, *out.shape[1:])])
+        return out.view(1, given * nodes, heads, -1)
 
     def commit(
         self,
@@ -130,17 +134,17 @@ class TreeVerifier:
 
 
 def count_bytes(spec: RoundSpec) -> tuple[int, int]:
-    """Bytes of a round for each request, and once: what TreeVerifier(spec, ...) takes from two on.
+    """Bytes of a round for each request, and once: at least what TreeVerifier(spec, ...) takes.
 
-    Nothing is allocated.
+    One request has some scratch of two, which is counted once. Nothing is allocated.
     """
     module = spec.load_module()
-    two, three = (
+    one, two, three = (
         f.round_bytes + f.scratch_bytes
-        for f in (module.allocate(n, spec.layers, "meta") for n in (2, 3))
+        for f in (module.allocate(n, spec.layers, "meta") for n in (1, 2, 3))
     )
     row = three - two
-    return row + 5 * spec.bounds.nodes, two - 2 * row
+    return row + 5 * spec.bounds.nodes, max(one - row, two - 2 * row)
 
 
 def _plain(value: Any) -> Any:

@@ -22,20 +22,23 @@ class Release:
     """What is known of one release.
 
     sizing: the method that reserves memory for states. published: the configuration is in
-    SGLang's context, not in server_args alone. run: SGLang was run on a GPU with the plugin.
+    SGLang's context, not in server_args alone. padded: it reserves a row for padding as well.
+    ngram: its n-gram worker commits states. run: SGLang was run on a GPU with the plugin.
     tiers: zero draft steps are plain decoding, and each number of steps has its own graphs.
     """
 
     version: str
     sizing: str
     published: bool
+    padded: bool = False
+    ngram: bool = True
     run: bool = False
     tiers: bool = False
 
 
 RELEASES = (
     *(
-        Release(v, f"{_RUNNER}.handle_max_mamba_cache", False)
+        Release(v, f"{_RUNNER}.handle_max_mamba_cache", False, ngram=v != "0.5.13")
         for v in ("0.5.13", "0.5.14", "0.5.15")
     ),
     Release("0.5.16", f"{_CONFIGURATOR}._handle_max_mamba_cache", False),
@@ -44,6 +47,7 @@ RELEASES = (
             f"0.5.{n}",
             f"{_CONFIGURATOR}._handle_max_mamba_cache",
             True,
+            padded=True,
             run=n in (17, 23),
             tiers=n == 23,
         )
