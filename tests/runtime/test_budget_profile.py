@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,10 +105,24 @@ def test_every_bucket_is_measured_and_decode_before_and_after() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("changes", [{"batches": ()}, {"templates": {}}, {"contexts": (0,)}])
+def test_sizes_and_times_may_be_any_numbers() -> None:
+    gpu = FakeGpu(knee=8)
+    sizes = {"batches": list(np.array([4, 1])), "contexts": [np.int64(100)]}
+    found = gpu.profile(**sizes, clock=lambda run: list(np.array(gpu.clock(run))))
+    assert found.entries == FakeGpu(knee=8).profile(contexts=(100,)).entries
+    with pytest.raises(ValueError, match="clock: expected milliseconds of each run, got none"):
+        gpu.profile(clock=lambda run: [])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"batches": ()}, {"templates": {}}, {"contexts": (0,)}, {"templates": {7: (1,)}}],
+)
 def test_sizes_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:
+    gpu = FakeGpu(knee=8)
     with pytest.raises(ValueError, match=f"{next(iter(changes))}: expected"):
-        FakeGpu(knee=8).profile(**changes)
+        gpu.profile(**changes)
+    assert not gpu.seen  # before anything was measured
     with pytest.raises(
         ValueError, match="replays: expected a whole number from 1 to 1000000, got 0"
     ):

@@ -94,22 +94,23 @@ def profile_target(
     Decode is timed before and after the trees of a bucket, so that a drift of the device's clocks
     counts for both. Raises ValueError for sizes below 1, and what prepare and the clock raise.
     """
-    _check_sizes(batches, contexts, templates)
+    batches, contexts = _read_sizes("batches", batches), _read_sizes("contexts", contexts)
+    widths = _read_templates(templates)
     _expect_callable("prepare", prepare, "a function of a Pass")
     epsilon = expect_number("epsilon", epsilon)
     # what cannot be kept is refused before hours of measuring
     facts = {} if target is None else target
     clock, known = clock or CudaClock(), Profile(Environment.current(device), facts, ())
-    buckets = list(itertools.product(sorted(set(batches)), sorted(set(contexts))))
+    buckets = list(itertools.product(batches, contexts))
     entries: list[ProfileEntry] = []
     for batch, context in progress(buckets) if progress else buckets:
         decode = Pass(batch, context, None, batch)
-        decode_ms = list(clock(prepare(decode)))
+        decode_ms = _time(clock, prepare(decode))
         trees = {
-            name: _measure(prepare, clock, batch, context, name, widths)
-            for name, widths in templates.items()
+            name: _measure(prepare, clock, batch, context, name, tried)
+            for name, tried in widths.items()
         }
-        decode_ms += clock(prepare(decode))
+        decode_ms += _time(clock, prepare(decode))
         entries += [
             ProfileEntry(batch, context, name, epsilon, _median(decode_ms), *times)
             for name, times in trees.items()
@@ -122,15 +123,27 @@ def _expect_callable(name: str, value: object, said: str) -> None:
         raise ValueError(f"{name}: expected {said}, got {value!r:.40}")
 
 
-def _check_sizes(batches: object, contexts: object, templates: object) -> None:
+def _read_templates(templates: object) -> dict[str, tuple[int, ...]]:
     if not isinstance(templates, Mapping) or not templates:
         raise ValueError(f"templates: expected sizes by template, got {templates!r:.60}")
-    of = {"batches": batches, "contexts": contexts}
-    for name, sizes in [*of.items(), *(("templates", widths) for widths in templates.values())]:
-        if not isinstance(sizes, Sequence) or isinstance(sizes, str | bytes) or not sizes:
-            raise ValueError(f"{name}: expected sizes from 1, got {sizes!r:.60}")
-        for size in sizes:
-            expect_whole(name, size, 1)
+    for name in templates:
+        if not isinstance(name, str):
+            raise ValueError(f"templates: expected names, got {name!r:.60}")
+    return {name: _read_sizes("templates", sizes) for name, sizes in templates.items()}
+
+
+def _read_sizes(name: str, sizes: object) -> tuple[int, ...]:
+    """Each once, the smallest first, as Python's own integers."""
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str | bytes) or not sizes:
+        raise ValueError(f"{name}: expected sizes from 1, got {sizes!r:.60}")
+    return tuple(sorted({expect_whole(name, size, 1) for size in sizes}))
+
+
+def _time(clock: Clock, run: Callable[[], object]) -> list[float]:
+    times = [float(time) for time in clock(run)]
+    if not times:
+        raise ValueError("clock: expected milliseconds of each run, got none")
+    return times
 
 
 Times = tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...], tuple[float, ...]]
@@ -145,8 +158,8 @@ def _measure(
     widths: Sequence[int],
 ) -> Times:
     """Totals, and the median, least and most milliseconds of each."""
-    totals = tuple(batch * width for width in sorted(set(widths)))
-    taken = [clock(prepare(Pass(batch, context, template, total))) for total in totals]
+    totals = tuple(batch * width for width in widths)
+    taken = [_time(clock, prepare(Pass(batch, context, template, total))) for total in totals]
     medians, least, most = (
         tuple(round(f(times), DECIMALS) for times in taken) for f in (statistics.median, min, max)
     )
