@@ -21,7 +21,7 @@ from benchmarks.engine.measures import converse, measure_batch, sample
 from benchmarks.engine.points import list_points, measure_points
 from benchmarks.engine.shapes import describe_model
 
-__all__ = ["alone", "engine_arguments", "main", "set_environment"]
+__all__ = ["alone", "engine_arguments", "main", "read_versions", "set_environment"]
 
 
 def read_options() -> argparse.Namespace:
@@ -92,6 +92,16 @@ def set_environment(options: argparse.Namespace) -> None:
         os.environ["SGLANG_SIMULATE_ACC_LEN"] = str(options.accept)
 
 
+def read_versions() -> dict[str, str]:
+    """What an engine runs on; imports it."""
+    import sglang
+    import torch
+    import triton
+
+    found = {each.__name__: str(each.__version__) for each in (sglang, torch, triton)}
+    return {"device": torch.cuda.get_device_name(), **found}
+
+
 def make_prompts(model: Path, count: int, length: int = 64) -> list[list[int]]:
     """Prompts that lie beside the model, or random tokens."""
     path = model / "prompts.json"
@@ -132,8 +142,6 @@ def main() -> None:
     options = read_options()
     set_environment(options)
     import sglang
-    import torch
-    import triton
 
     sizes = list_sizes(options)
     begin = time.monotonic()
@@ -142,12 +150,7 @@ def main() -> None:
         "label": options.out.stem,
         "plugin": options.plugin,
         "tree": options.tree,
-        "versions": {
-            "device": torch.cuda.get_device_name(),
-            "sglang": sglang.__version__,
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-        },
+        "versions": read_versions(),
         "accept": options.accept,
         "start_s": time.monotonic() - begin,
     }

@@ -13,7 +13,9 @@ from typing import Any
 
 from benchmarks.engine.answers import find_parting
 
-__all__ = ["count_nodes", "name", "read_records", "shorten", "write_records"]
+__all__ = [
+    "count_nodes", "name", "read_records", "shorten", "spell_tree", "write_lines", "write_records",
+]  # fmt: skip
 
 Record = dict[str, Any]
 NAMES = {
@@ -36,7 +38,12 @@ def name(record: Record) -> str:
     kind, _, tree = record["label"].partition("-")
     if kind == "stock" and "," in tree and tree.split(",")[1] == "1":
         kind = "chain"
-    return f"{NAMES[kind]}, {tree.replace(',', 'x')}" if tree else NAMES[kind]
+    return f"{NAMES[kind]}, {spell_tree(tree)}" if tree else NAMES[kind]
+
+
+def spell_tree(tree: str) -> str:
+    """steps x topk x nodes, as people write it."""
+    return tree.replace(",", "x")
 
 
 def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
@@ -53,8 +60,12 @@ def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
 
 def write_records(path: Path, records: list[Record]) -> None:
     """One line a record, answers shortened."""
-    kept = [records[0], *(shorten(records[0], record) for record in records[1:])]
-    lines = (json.dumps(record, separators=(",", ":")) + "\n" for record in kept)
+    write_lines(path, [records[0], *(shorten(records[0], record) for record in records[1:])])
+
+
+def write_lines(path: Path, records: list[Record]) -> None:
+    """One line a record."""
+    lines = (json.dumps(record, separators=(",", ":")) + "\n" for record in records)
     path.write_text("".join(lines), "utf-8")
 
 

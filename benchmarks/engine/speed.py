@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.records import read_records
+from benchmarks.engine.records import read_records, spell_tree
 from benchmarks.engine.report import count_rounds
 from benchmarks.pages import table
 
@@ -61,7 +61,7 @@ def compare_tree(plain: Record, stock: Record, ours: Record) -> tuple[list[list[
         cells += [*(spell(us, 0) for us in verify), f"{ratios[1]:.2f}"]
         cells += [spell(us, 0) for us in commit]
         cells += [f"{r['tokens_per_s']:.0f}" for r in (base, own, run)]
-        rows.append([ours["tree"].replace(",", "x"), batch, *cells])
+        rows.append([spell_tree(ours["tree"]), batch, *cells])
         if min(ratios) <= 1:
             slower.append(f"{ours['tree']}, batch {batch}: {ratios[0]:.2f}, {ratios[1]:.2f}")
     return rows, slower
@@ -93,7 +93,7 @@ def write_round(record: Record) -> str:
     paths = said["bolegen_accepted_length_nodes"]
     smaller = said["snapshot_bytes"] / said["round_bytes"]
     return (
-        f"{record['tree'].replace(',', 'x')}: a round's memory {smaller:.0f} times smaller, "
+        f"{spell_tree(record['tree'])}: a round's memory {smaller:.0f} times smaller, "
         f"{paths['sum'] / paths['count']:.2f} nodes committed by a request"
     )
 

@@ -1,12 +1,10 @@
 """A system's answers beside plain decoding's: what must hold before its speed is printed."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.answers import find_parting, is_tie
 
-__all__ = ["check_records", "find_faults", "system", "write_checked"]
+__all__ = ["check_records", "find_faults", "system"]
 
 Record = dict[str, Any]
 TAKEN_OUT = ("output_ids", "leads")
@@ -85,9 +83,3 @@ def find_faults(record: Record) -> list[str]:
             where = f"{record['label']}, load {run['load']}, seed {run['seed']}"
             faults.append(f"{where}: leads lost, clear or unknown: {clear}")
     return faults
-
-
-def write_checked(path: Path, records: list[Record]) -> None:
-    """One line a record."""
-    lines = (json.dumps(record, separators=(",", ":")) + "\n" for record in records)
-    path.write_text("".join(lines), "utf-8")

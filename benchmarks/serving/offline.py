@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.records import read_records
+from benchmarks.engine.records import read_records, spell_tree
 from benchmarks.engine.report import LENGTHS, count_rounds
 from benchmarks.pages import table
 from benchmarks.serving.shares import SHARES, list_shares
@@ -100,7 +100,7 @@ def list_speeds(records: list[Record]) -> list[list[str]]:
             cells += [f"{ratio:.2f}" for ratio in ratios]
             cells += [_spell(r, "round", 1e-3, 2) for r in (theirs, run)]
             cells += [_spell(r, "verify", 1, 0) for r in (theirs, run)]
-            rows.append([ours["tree"].replace(",", "x"), *map(str, at), *cells])
+            rows.append([spell_tree(ours["tree"]), *map(str, at), *cells])
     return rows
 
 
@@ -132,7 +132,7 @@ def list_gains(records: list[Record]) -> list[list[str]]:
             f"{statistics.geometric_mean(found):.2f} ({min(found):.2f}-{max(found):.2f})"
             for found in zip(*ratios, strict=True)
         ]
-        tree, layers = ours["tree"].replace(",", "x"), str(ours["model"]["layers"])
+        tree, layers = spell_tree(ours["tree"]), str(ours["model"]["layers"])
         rows.append([layers, tree, str(len(points)), *cells, ", ".join(lost) or "-"])
     return rows
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.records import name, read_records
+from benchmarks.engine.records import name, read_records, write_lines
 from benchmarks.pages import table
-from benchmarks.serving.check import check_records, find_faults, write_checked
+from benchmarks.serving.check import check_records, find_faults
 
 __all__ = [
     "FIGURES", "LOADS", "MEMORY", "figures", "list_loads", "list_memory", "loads_of", "main",
@@ -162,7 +162,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.keep:
         folder, what = options.keep
         release = records[0]["versions"]["sglang"]
-        write_checked(Path(folder) / f"{release}-{what}.jsonl", records)
+        write_lines(Path(folder) / f"{release}-{what}.jsonl", records)
     sys.exit(1 if faults else 0)
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.drive import alone, engine_arguments, set_environment
+from benchmarks.engine.drive import alone, engine_arguments, read_versions, set_environment
 from benchmarks.engine.margins import measure_leads
 from benchmarks.serving.load import Clock, Request, RequestError, offer
 from benchmarks.serving.talks import Shape, Talk, draw_talks, read_text
@@ -76,20 +76,12 @@ def start(options: argparse.Namespace) -> tuple[Any, dict[str, str]]:
     """The engine, and the versions of what it runs on."""
     set_environment(options)
     import sglang
-    import torch
-    import triton
 
     sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < options.requests]
     said = engine_arguments(options, [*sizes, options.requests])
     if options.replayssm:
         said["enable_linear_replayssm_spec"] = True
-    versions = {
-        "device": torch.cuda.get_device_name(),
-        "sglang": sglang.__version__,
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-    }
-    return sglang.Engine(**said), versions
+    return sglang.Engine(**said), read_versions()
 
 
 def measure(
