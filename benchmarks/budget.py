@@ -23,6 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "runtime")]
 import torch  # noqa: E402
 
 from benchmarks.budget_page import render  # noqa: E402
+from bolegen.ir import TreeTemplate  # noqa: E402
 from bolegen_runtime import (  # noqa: E402
     cumulate,
     expect_tokens,
@@ -71,7 +72,7 @@ def plan_by_pace(pace: float) -> Callable[[Situation], torch.Tensor]:
 
     def plan(s: Situation) -> torch.Tensor:
         required = pace * (s.rounds + 1) - s.tokens
-        most = 1.0 + _depth(s.parents)
+        most = 1.0 + TreeTemplate.from_parents(s.parents).depth
         return plan_per_request(
             s.scores, s.parents, s.total, required.clamp(max=most),
             limit=2 * s.width,
@@ -198,13 +199,6 @@ def _step(
         request.at += accepted
         request.rounds += 1
         result.tokens += accepted
-
-
-def _depth(parents: Sequence[int]) -> int:
-    levels = [0]
-    for parent in parents[1:]:
-        levels.append(levels[parent] + 1)
-    return max(levels)
 
 
 def _lines(recording: Recording) -> Iterator[dict[str, Any]]:

@@ -23,6 +23,7 @@ from bolegen.ir import (
     DType,
     LayerSpec,
     Mixer,
+    TreeTemplate,
     parse_template,
 )
 from bolegen.models import find_model
@@ -218,10 +219,7 @@ def tree_parents(name: str) -> tuple[int, ...]:
 
 def tree_depth(parents: tuple[int, ...]) -> int:
     """Edges from the root to the deepest node."""
-    levels = [0] * len(parents)
-    for node, parent in enumerate(parents):
-        levels[node] = levels[parent] + 1 if parent >= 0 else 0
-    return max(levels)
+    return TreeTemplate.from_parents(parents).depth
 
 
 def _draft_eagle(nodes: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.cases import Case
-from bolegen.ir import Decay
+from bolegen.ir import Decay, TreeTemplate
 
 __all__ = [
     "CONV",
@@ -149,10 +149,8 @@ def _taps(parents: tuple[int, ...]) -> list[list[int]]:
 
 
 def _deepest(parents: tuple[int, ...]) -> list[int]:
-    levels = [0] * len(parents)
-    for node, parent in enumerate(parents):
-        levels[node] = levels[parent] + 1 if parent >= 0 else 0
-    return [node for node, level in enumerate(levels) if level == max(levels)]
+    tree = TreeTemplate.from_parents(parents)
+    return [node for node, level in enumerate(tree.levels) if level == tree.depth]
 
 
 def _on_grid(values: torch.Tensor, steps: int, limit: int) -> torch.Tensor:

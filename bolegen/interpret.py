@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bolegen.errors import TreeError
-from bolegen.ir import GDN, Mixer, TreePlan
+from bolegen.ir import GDN, Mixer, TreePlan, TreeTemplate
 
 __all__ = ["Matrix", "Operands", "ancestor_mask", "decay_products", "interpret", "true_mask"]
 
@@ -207,12 +207,10 @@ def _topology(plan: TreePlan, parents: Sequence[int] | None) -> tuple[int, ...]:
         return plan.tree.parents
     if parents is None:
         raise TreeError(f"any:{plan.tree.nodes} needs the parents of a tree to run on")
-    levels: list[int] = []
-    for parent in parents:
-        levels.append(0 if parent < 0 else levels[parent] + 1)
-    if len(levels) > plan.tree.nodes or max(levels) > plan.depth:
+    tree = TreeTemplate.from_parents(parents)
+    if tree.nodes > plan.tree.nodes or tree.depth > plan.depth:
         raise TreeError(
-            f"a tree of {len(levels)} nodes and depth {max(levels)} does not fit "
+            f"a tree of {tree.nodes} nodes and depth {tree.depth} does not fit "
             f"any:{plan.tree.nodes} at depth {plan.depth}; compile a larger one"
         )
     return tuple(parents)
