@@ -11,9 +11,9 @@ def find_parting(
     want: Sequence[int], got: Sequence[int], leads: Sequence[float] = ()
 ) -> tuple[int, float] | None:
     """The first token of ``got`` that is not ``want``'s, and plain decoding's lead there: nan
-    where it was not recorded. None where all are equal; a kept answer may end at its parting.
+    where it was not recorded. None where all are equal; ValueError for another length.
     """
-    pairs = enumerate(zip(want, got, strict=False))
+    pairs = enumerate(zip(want, got, strict=True))
     at = next((at for at, (one, other) in pairs if one != other), None)
     if at is None:
         return None

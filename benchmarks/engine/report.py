@@ -30,7 +30,9 @@ def first_differences(base: dict[str, Any], run: dict[str, Any]) -> list[tuple[i
     kept = next(r for r in base["runs"] if r["batch"] == run["batch"])
     leads = kept.get("leads") or [[]] * len(kept["output_ids"])
     answers = zip(kept["output_ids"], run["output_ids"], leads, strict=True)
-    return [parting for answer in answers if (parting := find_parting(*answer)) is not None]
+    # records keep an answer up to its first other token
+    partings = [find_parting(want[: len(got)], got, lead) for want, got, lead in answers]
+    return [parting for parting in partings if parting is not None]
 
 
 def list_tokens(records: list[dict[str, Any]]) -> list[list[str]]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.engine import page, report, shapes, speed
+from benchmarks.engine.answers import find_parting
 from benchmarks.engine.drive import alone
 from benchmarks.engine.records import read_records, write_records
 
@@ -61,6 +62,13 @@ def test_tokens_may_leave_decoding_at_a_tie_alone() -> None:
     assert "no round" in report.find_faults(base, [base, stock, passed])[0]
     slow = changed(ours, accepted=1.5)
     assert "accepted length" in report.find_faults(base, [base, stock, slow])[0]
+
+
+def test_an_answer_of_another_length_is_no_answer() -> None:
+    assert find_parting([1, 2], [1, 2]) is None
+    assert find_parting([1, 2], [1, 3], [9.0, 0.0]) == (1, 0.0)
+    with pytest.raises(ValueError, match="shorter"):
+        find_parting([1, 2], [1])
 
 
 def test_conversations_must_find_in_the_cache_what_the_engine_finds() -> None:
