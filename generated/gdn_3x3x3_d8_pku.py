@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in tf32x3 and two bf16 terms, as R
 factors   pku, 41088 bytes a node (a state snapshot: 2146304)
 solver    horner; blocks of 16, 32 leaves; 16 columns of G
-digest    dea05908a77b1f24
+digest    5eed88ee67273a28
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -119,7 +119,7 @@ MODULE = Module(
     readout="split",
     factors="pku",
     schedules=("tiled", "folded"),
-    digest="dea05908a77b1f24",
+    digest="5eed88ee67273a28",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -350,6 +350,12 @@ def _given(p_x, stride_x, p_live, nodes, i_n, o_d, m_d, MASKED: tl.constexpr):
 
 
 @triton.jit
+def _kept_at(p_rows, p_above, o_n):
+    """Where row o_n is kept: a node's, or above the root the committed window's."""
+    return tl.multiple_of(tl.where(o_n < 0, p_above, p_rows) + o_n * (C // 2), 16)
+
+
+@triton.jit
 def _widen(b_x):
     """Two bf16 in a word -> both in float32; an instruction each, where a conversion takes two."""
     return (b_x << 16).to(tl.float32, bitcast=True), (b_x & -0x10000).to(tl.float32, bitcast=True)
@@ -369,18 +375,22 @@ def _pairs_of(b_x):
 
 
 @triton.jit
-def _convolve_pairs(p_rows, parents, o_n, m, o_w, taps, MASKED: tl.constexpr):
+def _convolve_pairs(p_rows, p_above, parents, o_n, m, o_w, taps, MASKED: tl.constexpr):
     """Tree convolution of one head's channels 2 o_w and 2 o_w + 1 at nodes o_n: a node and its
     W - 1 ancestors, then SiLU, before the rounding: two [N, D / 2].
     """
-    p_w = p_rows.to(tl.pointer_type(tl.int32)) + o_w[None, :]
+    p_rows = p_rows.to(tl.pointer_type(tl.int32))
+    p_above = p_above.to(tl.pointer_type(tl.int32))
     o_1 = _above(parents, o_n)
     o_2 = _above(parents, o_1)
     o_3 = _above(parents, o_2)
-    b_x3 = tl.load(p_w + o_3[:, None] * (C // 2), mask=m, other=0)
-    b_x2 = tl.load(p_w + o_2[:, None] * (C // 2), mask=m, other=0)
-    b_x1 = tl.load(p_w + o_1[:, None] * (C // 2), mask=m, other=0)
-    b_x0 = tl.load(p_w + o_n[:, None] * (C // 2), mask=m, other=0)
+    p_3 = _kept_at(p_rows, p_above, o_3)
+    b_x3 = tl.load(p_3[:, None] + o_w[None, :], mask=m, other=0)
+    p_2 = _kept_at(p_rows, p_above, o_2)
+    b_x2 = tl.load(p_2[:, None] + o_w[None, :], mask=m, other=0)
+    p_1 = _kept_at(p_rows, p_above, o_1)
+    b_x1 = tl.load(p_1[:, None] + o_w[None, :], mask=m, other=0)
+    b_x0 = tl.load(p_rows + o_n[:, None] * (C // 2) + o_w[None, :], mask=m, other=0)
     b_u0, b_u1 = _pairs_of(taps[0])
     b_y0 = tl.zeros([o_n.shape[0], o_w.shape[0]], tl.float32) + b_u0[None, :]
     b_y1 = tl.zeros([o_n.shape[0], o_w.shape[0]], tl.float32) + b_u1[None, :]
@@ -479,6 +489,8 @@ def _prepare_rows(
     parents,
     p_live,
     p_rows,
+    p_above,
+    p_before,
     p_qkv,
     p_vec,
     p_keys,
@@ -494,7 +506,7 @@ def _prepare_rows(
     """One head's rows of q, k or v, D channels from c on; the inverse norms of q's and of k's."""
     o_d = tl.arange(0, D_P)
     m_d = o_d < D
-    p_rows = p_rows + c
+    p_rows, p_above = p_rows + c, p_above + c
     if CONVOLVE:
         # all that does not wait for the slot is asked for before it is looked at
         nodes = tl.minimum((i_t + 1) * TILES * 8, T)
@@ -511,19 +523,21 @@ def _prepare_rows(
         b_c1 = tl.load(p_w + 1, mask=m_d & (last < 0), other=0.0)
         b_c2 = tl.load(p_w + 2, mask=m_d & (last < 0), other=0.0)
         if p_pending is not None:
-            # not there yet: the last rows of the path that solve commits
-            p_w = p_pending + c + o_d
-            m_c = m_d & (last >= 0)
-            b_c2 = tl.load(p_w + last * C, mask=m_c, other=b_c2)
+            # not there yet: the last rows of the path that solve commits, or of the old one
+            p_n = p_pending + c + o_d
+            b_c2 = tl.load(p_w + (W - 1) + last, mask=m_d & (last < 0), other=0.0)
+            b_c2 = tl.load(p_n + last * C, mask=m_d & (last >= 0), other=b_c2)
             last = _above(pending_parents, last)
-            b_c1 = tl.load(p_w + last * C, mask=m_c, other=b_c1)
+            b_c1 = tl.load(p_w + (W - 1) + last, mask=m_d & (last < 0), other=0.0)
+            b_c1 = tl.load(p_n + last * C, mask=m_d & (last >= 0), other=b_c1)
             last = _above(pending_parents, last)
-            b_c0 = tl.load(p_w + last * C, mask=m_c, other=b_c0)
+            b_c0 = tl.load(p_w + (W - 1) + last, mask=m_d & (last < 0), other=0.0)
+            b_c0 = tl.load(p_n + last * C, mask=m_d & (last >= 0), other=b_c0)
         tl.store(p_rows + o_x, b_given, mask=m_x)
-        tl.store(p_rows - 3 * C + o_d, b_c0, mask=m_d)
-        tl.store(p_rows - 2 * C + o_d, b_c1, mask=m_d)
-        tl.store(p_rows - 1 * C + o_d, b_c2, mask=m_d)
-        # rows are read back from where they are kept: one base, below the root as well
+        tl.store(p_above - 3 * C + o_d, b_c0, mask=m_d)
+        tl.store(p_above - 2 * C + o_d, b_c1, mask=m_d)
+        tl.store(p_above - 1 * C + o_d, b_c2, mask=m_d)
+        # rows are read back from where they are kept
         tl.debug_barrier()
     for i_n in range(i_t * TILES, (i_t + 1) * TILES):
         o_n = i_n * 8 + tl.arange(0, 8)
@@ -533,7 +547,7 @@ def _prepare_rows(
         p_out = p_qkv + c + o_n[:, None] * C + o_d[None, :]
         if CONVOLVE:
             m_y = m_n & m_w[None, :]
-            b_y0, b_y1 = _convolve_pairs(p_rows, parents, o_n, m_y, o_w, taps, MASKED)
+            b_y0, b_y1 = _convolve_pairs(p_rows, p_above, parents, o_n, m_y, o_w, taps, MASKED)
             b_y = tl.join(b_y0, b_y1).to(tl.bfloat16)
             tl.store(p_out, tl.reshape(b_y, [8, D_P]), mask=m_all)
             if IS_KEY:
@@ -576,6 +590,8 @@ def prepare_gdn_3x3x3_d8_pku(
     pending_rows,
     qkv,
     rows,
+    window_rows,
+    window_keys,
     kept,
     gates,
     keys,
@@ -631,14 +647,14 @@ def prepare_gdn_3x3x3_d8_pku(
         return
     i_t = (i_p - 5) // (2 * HK + HV)
     i_r = (i_p - 5) % (2 * HK + HV)
-    i_x = i_b * ((T + W - 1) * C) + (W - 1) * C
-    p_qkv = qkv + i_x
-    p_rows = rows + i_x
+    p_qkv = qkv + i_b * (T * C)
+    p_rows = rows + i_b * (T * C)
+    p_above = window_rows + (i_b + 1) * ((W - 1) * C)
     last = -1
     p_pending = None
     if pending_nodes is not None:
         last = _accepted(pending_nodes, pending_live, i_b)
-        p_pending = pending_rows + i_x
+        p_pending = pending_rows + i_b * (T * C)
     keys = keys + i_b * (T * HK * DK)
     if i_r < 2 * HK:
         i_k = (i_r % HK).to(tl.int64)
@@ -661,6 +677,8 @@ def prepare_gdn_3x3x3_d8_pku(
             parents,
             p_live,
             p_rows,
+            p_above,
+            None,
             p_qkv,
             vectors + (i_b * (2 * HK) + i_r) * T,
             keys,
@@ -689,6 +707,8 @@ def prepare_gdn_3x3x3_d8_pku(
             parents,
             p_live,
             p_rows,
+            p_above,
+            None,
             p_qkv,
             None,
             None,
@@ -817,7 +837,7 @@ def _factor(
     i_k = first // 2
     p_rq = vectors + (i_b * (2 * HK) + i_k) * T
     p_rk = p_rq + HK * T
-    p_q = qkv + i_b * ((T + W - 1) * C) + (W - 1) * C + i_k * DK
+    p_q = qkv + i_b * (T * C) + i_k * DK
     p_k = p_q + HK * DK
     for i_h in range(first, first + HEADS):
         # first: what these loads bring in, the products need again
@@ -978,6 +998,7 @@ def solve_gdn_3x3x3_d8_pku(
     pending_parents,
     pending_rows,
     pending_kept,
+    pending_window_keys,
     pending_gates,
     pending_keys,
     pending_u,
@@ -1024,6 +1045,7 @@ def solve_gdn_3x3x3_d8_pku(
                 pending_parents,
                 pending_rows,
                 pending_kept,
+                pending_window_keys,
                 pending_gates,
                 pending_keys,
                 pending_u,
@@ -1041,7 +1063,7 @@ def solve_gdn_3x3x3_d8_pku(
         )
         tl.debug_barrier()
     p_s = p_s + o_v[:, None] * DK
-    p_qkv = qkv + i_b * ((T + W - 1) * C) + (W - 1) * C
+    p_qkv = qkv + i_b * (T * C)
     p_kq = p_qkv + i_k * DK
     p_v = p_qkv + 2 * HK * DK + i_h * DV + o_v[:, None]
     p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
@@ -1162,7 +1184,7 @@ def _path(parents, last):
 def _row(b_up, n, i):
     """The kept row of entry i of a path from the root: a node, -1 behind its end.
 
-    Above the root a path runs on into the old window, rows -1, -2 ...
+    Above the root a path runs on into the old window, at -1, -2 ...
     """
     b_at = tl.max(tl.where(tl.arange(0, 4) == n - 1 - i, b_up, -1), 0)
     return tl.where(i < 0, i, b_at)
@@ -1179,12 +1201,24 @@ def _accepted(nodes, live, i_b):
 
 
 @triton.jit
-def _commit_window(p_w, p_rows, b_up, n, n_a, o_c, m_c):
-    """The window after n_a of a path's n nodes, channels o_c: rows of nodes and of the old one."""
-    for i_w in tl.static_range(W - 1):
-        row = _row(b_up, n, n_a - (W - 1) + i_w)
-        b_x = tl.load(p_rows + row * C + o_c, mask=m_c)
-        tl.store(p_w + o_c * (W - 1) + i_w, b_x, mask=m_c)
+def _window_row(p_old, p_rows, row, o_c, m_c):
+    """Row `row` of a path, channels o_c: a node's, or above the root the old window's."""
+    b_x = tl.load(p_rows + row * C + o_c, mask=m_c & (row >= 0), other=0.0)
+    p_x = p_old + o_c * (W - 1) + (W - 1) + row
+    return tl.load(p_x, mask=m_c & (row < 0), other=b_x)
+
+
+@triton.jit
+def _commit_window(p_w, p_old, p_rows, b_up, n, n_a, o_c, m_c):
+    """The window after n_a of a path's n nodes, channels o_c, from the old one and nodes' rows."""
+    b_x0 = _window_row(p_old, p_rows, _row(b_up, n, n_a - 3), o_c, m_c)
+    b_x1 = _window_row(p_old, p_rows, _row(b_up, n, n_a - 2), o_c, m_c)
+    b_x2 = _window_row(p_old, p_rows, _row(b_up, n, n_a - 1), o_c, m_c)
+    # in place: every thread has read before one writes
+    tl.debug_barrier()
+    tl.store(p_w + o_c * (W - 1), b_x0, mask=m_c)
+    tl.store(p_w + o_c * (W - 1) + 1, b_x1, mask=m_c)
+    tl.store(p_w + o_c * (W - 1) + 2, b_x2, mask=m_c)
 
 
 @triton.jit
@@ -1216,6 +1250,7 @@ def commit_gdn_3x3x3_d8_pku(
     track_nodes,
     rows,
     kept,
+    window_keys,
     gates,
     keys,
     u,
@@ -1230,8 +1265,8 @@ def commit_gdn_3x3x3_d8_pku(
 ):
     """Write the accepted node's state and window into its slot, and a tracked ancestor's first.
 
-    Grid (Hv DV / 16 + C / 512, B, layers): 16 rows of a head's state each, then 512
-    channels of the window.
+    Grid (Hv DV / 16 + C / 512, B, layers): 16 rows of a head's state
+    each, then 512 channels of the window.
     """
     i_r, i_b, i_l = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     slot = tl.load(slots + i_b).to(tl.int64)
@@ -1249,14 +1284,17 @@ def commit_gdn_3x3x3_d8_pku(
         n_track = tl.max(tl.where(m_track & (b_up == track), n - o_l, 0), 0)
         track_slot = tl.where(n_track > 0, to, slot)
     i_row = i_l * capacity + i_b
-    p_rows = rows + i_row * ((T + W - 1) * C) + (W - 1) * C
+    p_rows = rows + i_row * (T * C)
+    p_w, p_track_w = None, None
+    if not CONVOLVED:
+        p_w = window + i_l * stride_wl + slot * stride_ws
+        p_track_w = window + i_l * stride_wl + track_slot * stride_ws
     if not CONVOLVED and i_r >= 256:
         o_c = (i_r - 256) * 512 + tl.arange(0, 512)
-        p_w = window + i_l * stride_wl
+        m_c = o_c < C
         if n_track > 0:
-            p_tracked = p_w + track_slot * stride_ws
-            _commit_window(p_tracked, p_rows, b_up, n, n_track, o_c, o_c < C)
-        _commit_window(p_w + slot * stride_ws, p_rows, b_up, n, n, o_c, o_c < C)
+            _commit_window(p_track_w, p_w, p_rows, b_up, n, n_track, o_c, m_c)
+        _commit_window(p_w, p_w, p_rows, b_up, n, n, o_c, m_c)
         return
     i_h = i_r // 8
     i_k = i_h // 2
@@ -1289,6 +1327,7 @@ def _commit_pending(
     parents,
     rows,
     kept,
+    window_keys,
     gates,
     keys,
     u,
@@ -1307,10 +1346,11 @@ def _commit_pending(
     p_s = tl.max_contiguous(p_s + o_v[None, :, None] * DK + o_d[:, None, :], [1, 2, 32])
     b_s = tl.load(p_s, mask=m_s, other=0.0).to(tl.float32)
     b_up, n = _path(parents, last)
-    p_rows = rows + i_b * ((T + W - 1) * C) + (W - 1) * C
+    p_rows = rows + i_b * (T * C)
     if p_w is not None:
         o_c = (i_h * 2 + i_v) * 128 + tl.arange(0, 128)
-        _commit_window(p_w, p_rows, b_up, n, n, o_c, o_c < C)
+        m_c = o_c < C
+        _commit_window(p_w, p_w, p_rows, b_up, n, n, o_c, m_c)
     p_gates = gates + i_b * (T * HV) + i_h
     p_keys = keys + (i_b * (T * HK) + i_k) * DK
     p_u = u + (i_b * (T * HV) + i_h) * DV
@@ -1323,13 +1363,14 @@ class Factors:
     """All memory of a round for up to `batch` rows and `layers` layers; see allocate().
 
     Until acceptance, the paper's P, K and U:
-        rows [L, B, W-1+T, C]: the committed window, then what verify was given
+        rows [L, B, T, C]: what verify was given
         gates [L, B, T, Hv] float32: log decay
         keys [L, B, T, Hk, dk] float32
         u [L, B, T, Hv, dv] float32
         live [B, T] int8
     One layer's scratch:
-        qkv [B, W-1+T, C]: rows after the convolution
+        qkv [B, T, C]: rows after the convolution
+        window_rows [B, W-1, C]: the committed window, as rows
         vectors [B, 2, Hk, T] float32: scale/|q| and 1/|k|
         decays [B, 3, Hv, T] float32: log P in two floats, write gate
         products [B, Hv, COLUMNS, COLUMNS] float32: -G
@@ -1344,6 +1385,7 @@ class Factors:
     """
 
     rows: torch.Tensor
+    window_keys: torch.Tensor | None
     kept: torch.Tensor | None
     gates: torch.Tensor
     keys: torch.Tensor
@@ -1351,6 +1393,7 @@ class Factors:
     live: torch.Tensor
     parents: torch.Tensor | None
     qkv: torch.Tensor
+    window_rows: torch.Tensor
     vectors: torch.Tensor
     decays: torch.Tensor
     products: torch.Tensor
@@ -1375,7 +1418,7 @@ class Factors:
 
     def convolved_rows(self, layer: int) -> torch.Tensor:
         """Rows that the recurrence of the layer verified last was given: [B, T, C]."""
-        return self.qkv[:, 3:]
+        return self.qkv
 
     @property
     def round_bytes(self) -> int:
@@ -1386,8 +1429,8 @@ class Factors:
     @property
     def scratch_bytes(self) -> int:
         """Bytes of one layer's scratch, reused by every layer."""
-        scratch = (self.qkv, self.vectors, self.decays, self.products, self.readout)
-        scratch = (*scratch, self.inverse, self.scales)
+        scratch = (self.qkv, self.window_rows, self.vectors, self.decays, self.products)
+        scratch = (*scratch, self.readout, self.inverse, self.scales)
         return sum(t.numel() * t.element_size() for t in scratch if t is not None)
 
 
@@ -1405,14 +1448,16 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
         return torch.empty(shape, dtype=dtype, device=device)
 
     return Factors(
-        rows=empty(layers, batch, 43, 8192, dtype=MODULE.dtype),
+        rows=empty(layers, batch, 40, 8192, dtype=MODULE.dtype),
+        window_keys=None,
         kept=None,
         gates=empty(layers, batch, 40, 32),
         keys=empty(layers, batch, 40, 16, 128),
         u=empty(layers, batch, 40, 32, 128),
         live=torch.zeros(batch, 40, dtype=torch.int8, device=device),
         parents=None,
-        qkv=empty(batch, 43, 8192, dtype=MODULE.dtype),
+        qkv=empty(batch, 40, 8192, dtype=MODULE.dtype),
+        window_rows=empty(batch, 3, 8192, dtype=MODULE.dtype),
         vectors=empty(batch, 2, 16, 40),
         decays=empty(batch, 3, 32, 40),
         # where solve is merged with factor, each value tile has its own
@@ -1568,6 +1613,8 @@ def _verify(q, k, v, gate, conv, pool, options):
             *past[:4],
             f.qkv,
             f.rows[layer],
+            f.window_rows,
+            None,
             None,
             f.gates[layer],
             f.keys[layer],
@@ -1639,13 +1686,14 @@ def _verify(q, k, v, gate, conv, pool, options):
 def _pending_of(pending, layer):
     """What kernels take of the round before: its accepted nodes, its tree, a layer's factors."""
     if pending is None:
-        return (None,) * 8
+        return (None,) * 9
     f, last_node = pending
     return (
         last_node,
         f.live,
         f.parents,
         f.rows[layer],
+        None,
         None,
         f.gates[layer],
         f.keys[layer],
@@ -1691,6 +1739,7 @@ def commit(
             track_node,
             f.rows,
             f.kept,
+            f.window_keys,
             f.gates,
             f.keys,
             f.u,

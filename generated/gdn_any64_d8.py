@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 16640 bytes a node (a state snapshot: 2146304)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    4bbd46da6c9354c1
+digest    f187a6826fca7657
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="4bbd46da6c9354c1",
+    digest="f187a6826fca7657",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -267,6 +267,12 @@ def _given(p_x, stride_x, p_live, nodes, i_n, o_d, m_d, MASKED: tl.constexpr):
 
 
 @triton.jit
+def _kept_at(p_rows, p_above, o_n):
+    """Where row o_n is kept: a node's, or above the root the committed window's."""
+    return tl.multiple_of(tl.where(o_n < 0, p_above, p_rows) + o_n * (C // 2), 16)
+
+
+@triton.jit
 def _widen(b_x):
     """Two bf16 in a word -> both in float32; an instruction each, where a conversion takes two."""
     return (b_x << 16).to(tl.float32, bitcast=True), (b_x & -0x10000).to(tl.float32, bitcast=True)
@@ -286,18 +292,22 @@ def _pairs_of(b_x):
 
 
 @triton.jit
-def _convolve_pairs(p_rows, parents, o_n, m, o_w, taps, MASKED: tl.constexpr):
+def _convolve_pairs(p_rows, p_above, parents, o_n, m, o_w, taps, MASKED: tl.constexpr):
     """Tree convolution of one head's channels 2 o_w and 2 o_w + 1 at nodes o_n: a node and its
     W - 1 ancestors, then SiLU, before the rounding: two [N, D / 2].
     """
-    p_w = p_rows.to(tl.pointer_type(tl.int32)) + o_w[None, :]
+    p_rows = p_rows.to(tl.pointer_type(tl.int32))
+    p_above = p_above.to(tl.pointer_type(tl.int32))
     o_1 = _above(parents, o_n)
     o_2 = _above(parents, o_1)
     o_3 = _above(parents, o_2)
-    b_x3 = tl.load(p_w + o_3[:, None] * (C // 2), mask=m, other=0)
-    b_x2 = tl.load(p_w + o_2[:, None] * (C // 2), mask=m, other=0)
-    b_x1 = tl.load(p_w + o_1[:, None] * (C // 2), mask=m, other=0)
-    b_x0 = tl.load(p_w + o_n[:, None] * (C // 2), mask=m, other=0)
+    p_3 = _kept_at(p_rows, p_above, o_3)
+    b_x3 = tl.load(p_3[:, None] + o_w[None, :], mask=m, other=0)
+    p_2 = _kept_at(p_rows, p_above, o_2)
+    b_x2 = tl.load(p_2[:, None] + o_w[None, :], mask=m, other=0)
+    p_1 = _kept_at(p_rows, p_above, o_1)
+    b_x1 = tl.load(p_1[:, None] + o_w[None, :], mask=m, other=0)
+    b_x0 = tl.load(p_rows + o_n[:, None] * (C // 2) + o_w[None, :], mask=m, other=0)
     b_u0, b_u1 = _pairs_of(taps[0])
     b_y0 = tl.zeros([o_n.shape[0], o_w.shape[0]], tl.float32) + b_u0[None, :]
     b_y1 = tl.zeros([o_n.shape[0], o_w.shape[0]], tl.float32) + b_u1[None, :]
@@ -416,6 +426,8 @@ def _prepare_rows(
     parents,
     p_live,
     p_rows,
+    p_above,
+    p_before,
     p_qkv,
     p_vec,
     p_keys,
@@ -431,7 +443,7 @@ def _prepare_rows(
     """One head's rows of q, k or v, D channels from c on; the inverse norms of q's and of k's."""
     o_d = tl.arange(0, D_P)
     m_d = o_d < D
-    p_rows = p_rows + c
+    p_rows, p_above = p_rows + c, p_above + c
     if CONVOLVE:
         # all that does not wait for the slot is asked for before it is looked at
         nodes = tl.minimum((i_t + 1) * TILES * 8, T)
@@ -448,19 +460,26 @@ def _prepare_rows(
         b_c1 = tl.load(p_w + 1, mask=m_d & (last < 0), other=0.0)
         b_c2 = tl.load(p_w + 2, mask=m_d & (last < 0), other=0.0)
         if p_pending is not None:
-            # not there yet: the last rows of the path that solve commits
-            p_w = p_pending + c + o_d
-            m_c = m_d & (last >= 0)
-            b_c2 = tl.load(p_w + last * C, mask=m_c, other=b_c2)
+            # not there yet: the last rows of the path that solve commits, or of the old one
+            p_n = p_pending + c + o_d
+            b_c2 = tl.load(p_w + (W - 1) + last, mask=m_d & (last < 0), other=0.0)
+            b_c2 = tl.load(p_n + last * C, mask=m_d & (last >= 0), other=b_c2)
             last = _above(pending_parents, last)
-            b_c1 = tl.load(p_w + last * C, mask=m_c, other=b_c1)
+            b_c1 = tl.load(p_w + (W - 1) + last, mask=m_d & (last < 0), other=0.0)
+            b_c1 = tl.load(p_n + last * C, mask=m_d & (last >= 0), other=b_c1)
             last = _above(pending_parents, last)
-            b_c0 = tl.load(p_w + last * C, mask=m_c, other=b_c0)
+            b_c0 = tl.load(p_w + (W - 1) + last, mask=m_d & (last < 0), other=0.0)
+            b_c0 = tl.load(p_n + last * C, mask=m_d & (last >= 0), other=b_c0)
         tl.store(p_rows + o_x, b_given, mask=m_x)
-        tl.store(p_rows - 3 * C + o_d, b_c0, mask=m_d)
-        tl.store(p_rows - 2 * C + o_d, b_c1, mask=m_d)
-        tl.store(p_rows - 1 * C + o_d, b_c2, mask=m_d)
-        # rows are read back from where they are kept: one base, below the root as well
+        tl.store(p_above - 3 * C + o_d, b_c0, mask=m_d)
+        tl.store(p_above - 2 * C + o_d, b_c1, mask=m_d)
+        tl.store(p_above - 1 * C + o_d, b_c2, mask=m_d)
+        if IS_KEY and c >= HK * DK:
+            p_k = p_before + (c - HK * DK) + o_d
+            tl.store(p_k, b_c0, mask=m_d)
+            tl.store(p_k + 1 * (HK * DK), b_c1, mask=m_d)
+            tl.store(p_k + 2 * (HK * DK), b_c2, mask=m_d)
+        # rows are read back from where they are kept
         tl.debug_barrier()
     for i_n in range(i_t * TILES, (i_t + 1) * TILES):
         o_n = i_n * 8 + tl.arange(0, 8)
@@ -470,7 +489,7 @@ def _prepare_rows(
         p_out = p_qkv + c + o_n[:, None] * C + o_d[None, :]
         if CONVOLVE:
             m_y = m_n & m_w[None, :]
-            b_y0, b_y1 = _convolve_pairs(p_rows, parents, o_n, m_y, o_w, taps, MASKED)
+            b_y0, b_y1 = _convolve_pairs(p_rows, p_above, parents, o_n, m_y, o_w, taps, MASKED)
             b_y = tl.join(b_y0, b_y1).to(tl.bfloat16)
             tl.store(p_out, tl.reshape(b_y, [8, D_P]), mask=m_all)
             if IS_KEY:
@@ -509,6 +528,8 @@ def prepare_gdn_any64_d8(
     pending_rows,
     qkv,
     rows,
+    window_rows,
+    window_keys,
     kept,
     gates,
     keys,
@@ -565,14 +586,14 @@ def prepare_gdn_any64_d8(
         return
     i_t = (i_p - 8) // (2 * HK + HV)
     i_r = (i_p - 8) % (2 * HK + HV)
-    i_x = i_b * ((T + W - 1) * C) + (W - 1) * C
-    p_qkv = qkv + i_x
-    p_rows = rows + i_x
+    p_qkv = qkv + i_b * (T * C)
+    p_rows = rows + i_b * (T * C)
+    p_above = window_rows + (i_b + 1) * ((W - 1) * C)
     last = -1
     p_pending = None
     if pending_nodes is not None:
         last = _accepted(pending_nodes, pending_live, i_b)
-        p_pending = pending_rows + i_x
+        p_pending = pending_rows + i_b * (T * C)
         pending_parents = pending_parents + i_b * T
     if i_r < 2 * HK:
         i_k = (i_r % HK).to(tl.int64)
@@ -595,6 +616,8 @@ def prepare_gdn_any64_d8(
             parents,
             p_live,
             p_rows,
+            p_above,
+            window_keys + i_b * ((W - 1) * HK * DK),
             p_qkv,
             vectors + (i_b * (2 * HK) + i_r) * T,
             None,
@@ -623,6 +646,8 @@ def prepare_gdn_any64_d8(
             parents,
             p_live,
             p_rows,
+            p_above,
+            None,
             p_qkv,
             None,
             None,
@@ -758,7 +783,7 @@ def _factor(
     i_k = first // 2
     p_rq = vectors + (i_b * (2 * HK) + i_k) * T
     p_rk = p_rq + HK * T
-    p_q = qkv + i_b * ((T + W - 1) * C) + (W - 1) * C + i_k * DK
+    p_q = qkv + i_b * (T * C) + i_k * DK
     p_k = p_q + HK * DK
     for i_h in range(first, first + HEADS):
         # first: what these loads bring in, the products need again
@@ -886,6 +911,7 @@ def solve_gdn_any64_d8(
     pending_parents,
     pending_rows,
     pending_kept,
+    pending_window_keys,
     pending_gates,
     pending_keys,
     pending_u,
@@ -933,6 +959,7 @@ def solve_gdn_any64_d8(
                 pending_parents,
                 pending_rows,
                 pending_kept,
+                pending_window_keys,
                 pending_gates,
                 pending_keys,
                 pending_u,
@@ -950,7 +977,7 @@ def solve_gdn_any64_d8(
         )
         tl.debug_barrier()
     p_s = p_s + o_v[:, None] * DK
-    p_qkv = qkv + i_b * ((T + W - 1) * C) + (W - 1) * C
+    p_qkv = qkv + i_b * (T * C)
     p_kq = p_qkv + i_k * DK
     p_v = p_qkv + 2 * HK * DK + i_h * DV + o_v[:, None]
     p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
@@ -1024,7 +1051,7 @@ def _path(parents, last):
 def _row(b_up, n, i):
     """The kept row of entry i of a path from the root: a node, -1 behind its end.
 
-    Above the root a path runs on into the old window, rows -1, -2 ...
+    Above the root a path runs on into the old window, at -1, -2 ...
     """
     b_at = tl.max(tl.where(tl.arange(0, 16) == n - 1 - i, b_up, -1), 0)
     return tl.where(i < 0, i, b_at)
@@ -1041,21 +1068,32 @@ def _accepted(nodes, live, i_b):
 
 
 @triton.jit
-def _commit_window(p_w, p_rows, b_up, n, n_a, o_c, m_c):
-    """The window after n_a of a path's n nodes, channels o_c: rows of nodes and of the old one."""
-    for i_w in tl.static_range(W - 1):
-        row = _row(b_up, n, n_a - (W - 1) + i_w)
-        b_x = tl.load(p_rows + row * C + o_c, mask=m_c)
-        tl.store(p_w + o_c * (W - 1) + i_w, b_x, mask=m_c)
+def _window_row(p_old, p_rows, row, o_c, m_c):
+    """Row `row` of a path, channels o_c: a node's, or above the root the old window's."""
+    b_x = tl.load(p_rows + row * C + o_c, mask=m_c & (row >= 0), other=0.0)
+    p_x = p_old + o_c * (W - 1) + (W - 1) + row
+    return tl.load(p_x, mask=m_c & (row < 0), other=b_x)
+
+
+@triton.jit
+def _commit_window(p_w, p_old, p_rows, b_up, n, n_a, o_c, m_c):
+    """The window after n_a of a path's n nodes, channels o_c, from the old one and nodes' rows."""
+    b_x0 = _window_row(p_old, p_rows, _row(b_up, n, n_a - 3), o_c, m_c)
+    b_x1 = _window_row(p_old, p_rows, _row(b_up, n, n_a - 2), o_c, m_c)
+    b_x2 = _window_row(p_old, p_rows, _row(b_up, n, n_a - 1), o_c, m_c)
+    # in place: every thread has read before one writes
+    tl.debug_barrier()
+    tl.store(p_w + o_c * (W - 1), b_x0, mask=m_c)
+    tl.store(p_w + o_c * (W - 1) + 1, b_x1, mask=m_c)
+    tl.store(p_w + o_c * (W - 1) + 2, b_x2, mask=m_c)
 
 
 @triton.jit
 def _fetch(p_rows, p_gates, b_up, n, i, o_k, m_k, o_v, m_v):
     """Entry i of a path: its rows of k and v, log decay and write gate; 0 behind its end."""
-    row = _row(b_up, n, i)
-    m = (i >= 0) & (i < n)
-    b_k = tl.load(p_rows + row * C + o_k, mask=m_k & (i < n), other=0.0)
-    b_v = tl.load(p_rows + row * C + o_v, mask=m_v & (i < n), other=0.0)
+    row, m = _row(b_up, n, i), i < n
+    b_k = tl.load(p_rows + row * C + o_k, mask=m_k & m, other=0.0)
+    b_v = tl.load(p_rows + row * C + o_v, mask=m_v & m, other=0.0)
     g = tl.load(p_gates + row * (2 * HV), mask=m, other=0.0)
     beta = tl.load(p_gates + row * (2 * HV) + HV, mask=m, other=0.0)
     return b_k, b_v, g, beta
@@ -1070,6 +1108,15 @@ def _fetch_taps(p_kept, o_c, m_c):
     b_w2 = tl.load(p_kept + 2 * C + o_c, mask=m_c, other=0.0).to(tl.float32)
     b_w3 = tl.load(p_kept + 3 * C + o_c, mask=m_c, other=0.0).to(tl.float32)
     return b_bias, b_w0, b_w1, b_w2, b_w3
+
+
+@triton.jit
+def _fetch_before(p_w, o_w, m):
+    """Entries of the committed window, float32; none where rows come convolved."""
+    if p_w is None:
+        return tl.zeros(m.shape, tl.float32)
+    else:
+        return tl.load(p_w + o_w, mask=m, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -1100,6 +1147,9 @@ def _commit_state(
     n_track,
     p_rows,
     p_kept,
+    p_before,
+    p_w,
+    p_track_w,
     p_gates,
     b_up,
     n,
@@ -1110,17 +1160,18 @@ def _commit_state(
     CONVOLVED: tl.constexpr,
 ):
     """Run the recurrence along the accepted path from kept rows; store after n_track nodes and n.
+    Nothing else reads v's window in these channels, so that it is written here as well.
 
     The state is scale * b_s [DK / 32, B_V, 32]: a decay is one product, not one an element.
     """
     b_kb, b_kw0, b_kw1, b_kw2, b_kw3 = _fetch_taps(p_kept, o_k, m_k)
     b_vb, b_vw0, b_vw1, b_vw2, b_vw3 = _fetch_taps(p_kept, o_v, m_v)
-    b_k3, b_v3, _, _ = _fetch(p_rows, p_gates, b_up, n, -3, o_k, m_k, o_v, m_v)
-    b_k3, b_v3 = b_k3.to(tl.float32), b_v3.to(tl.float32)
-    b_k2, b_v2, _, _ = _fetch(p_rows, p_gates, b_up, n, -2, o_k, m_k, o_v, m_v)
-    b_k2, b_v2 = b_k2.to(tl.float32), b_v2.to(tl.float32)
-    b_k1, b_v1, _, _ = _fetch(p_rows, p_gates, b_up, n, -1, o_k, m_k, o_v, m_v)
-    b_k1, b_v1 = b_k1.to(tl.float32), b_v1.to(tl.float32)
+    b_k3 = _fetch_before(p_before, 0 * (HK * DK), m_k)
+    b_v3 = _fetch_before(p_w, o_v * (W - 1), m_v)
+    b_k2 = _fetch_before(p_before, 1 * (HK * DK), m_k)
+    b_v2 = _fetch_before(p_w, o_v * (W - 1) + 1, m_v)
+    b_k1 = _fetch_before(p_before, 2 * (HK * DK), m_k)
+    b_v1 = _fetch_before(p_w, o_v * (W - 1) + 2, m_v)
     # the rows of 4 nodes are on their way while one is used
     row0 = _fetch(p_rows, p_gates, b_up, n, 0, o_k, m_k, o_v, m_v)
     row1 = _fetch(p_rows, p_gates, b_up, n, 1, o_k, m_k, o_v, m_v)
@@ -1152,6 +1203,16 @@ def _commit_state(
         b_s += b_u[None, :, None] * b_key
         if p_track is not None and i + 1 == n_track:
             tl.store(p_track, (b_s * scale).to(tl.float32), mask=m_s)
+            if not CONVOLVED:
+                tl.store(p_track_w + o_v * (W - 1), b_v3.to(tl.bfloat16), mask=m_v)
+                tl.store(p_track_w + o_v * (W - 1) + 1, b_v2.to(tl.bfloat16), mask=m_v)
+                tl.store(p_track_w + o_v * (W - 1) + 2, b_v1.to(tl.bfloat16), mask=m_v)
+    # in place: every thread has read before one writes
+    tl.debug_barrier()
+    if not CONVOLVED:
+        tl.store(p_w + o_v * (W - 1), b_v3.to(tl.bfloat16), mask=m_v)
+        tl.store(p_w + o_v * (W - 1) + 1, b_v2.to(tl.bfloat16), mask=m_v)
+        tl.store(p_w + o_v * (W - 1) + 2, b_v1.to(tl.bfloat16), mask=m_v)
     tl.store(p_s, (b_s * scale).to(tl.float32), mask=m_s)
 
 
@@ -1165,6 +1226,7 @@ def commit_gdn_any64_d8(
     track_nodes,
     rows,
     kept,
+    window_keys,
     gates,
     keys,
     u,
@@ -1179,8 +1241,8 @@ def commit_gdn_any64_d8(
 ):
     """Write the accepted node's state and window into its slot, and a tracked ancestor's first.
 
-    Grid (Hv DV / 32 + C / 512, B, layers): 32 rows of a head's state each, then 512
-    channels of the window.
+    Grid (Hv DV / 32 + 2 Hk DK / 512, B, layers): 32 rows of a head's state and v's window
+    each, then 512 channels of the window of q and k.
     """
     i_r, i_b, i_l = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     slot = tl.load(slots + i_b).to(tl.int64)
@@ -1199,14 +1261,17 @@ def commit_gdn_any64_d8(
         n_track = tl.max(tl.where(m_track & (b_up == track), n - o_l, 0), 0)
         track_slot = tl.where(n_track > 0, to, slot)
     i_row = i_l * capacity + i_b
-    p_rows = rows + i_row * ((T + W - 1) * C) + (W - 1) * C
+    p_rows = rows + i_row * (T * C)
+    p_w, p_track_w = None, None
+    if not CONVOLVED:
+        p_w = window + i_l * stride_wl + slot * stride_ws
+        p_track_w = window + i_l * stride_wl + track_slot * stride_ws
     if not CONVOLVED and i_r >= 128:
         o_c = (i_r - 128) * 512 + tl.arange(0, 512)
-        p_w = window + i_l * stride_wl
+        m_c = o_c < 2 * HK * DK
         if n_track > 0:
-            p_tracked = p_w + track_slot * stride_ws
-            _commit_window(p_tracked, p_rows, b_up, n, n_track, o_c, o_c < C)
-        _commit_window(p_w + slot * stride_ws, p_rows, b_up, n, n, o_c, o_c < C)
+            _commit_window(p_track_w, p_w, p_rows, b_up, n, n_track, o_c, m_c)
+        _commit_window(p_w, p_w, p_rows, b_up, n, n, o_c, m_c)
         return
     i_h = i_r // 4
     i_k = i_h // 2
@@ -1229,6 +1294,9 @@ def commit_gdn_any64_d8(
         n_track,
         p_rows,
         kept + i_l * (C * (W + 1)),
+        None if CONVOLVED else window_keys + (i_row * ((W - 1) * HK) + i_k) * DK + o_d,
+        p_w,
+        p_track_w,
         gates + i_row * (T * 2 * HV) + i_h,
         b_up,
         n,
@@ -1248,6 +1316,7 @@ def _commit_pending(
     parents,
     rows,
     kept,
+    window_keys,
     gates,
     keys,
     u,
@@ -1267,10 +1336,11 @@ def _commit_pending(
     b_s = tl.load(p_s, mask=m_s, other=0.0).to(tl.float32)
     parents = parents + i_b * T
     b_up, n = _path(parents, last)
-    p_rows = rows + i_b * ((T + W - 1) * C) + (W - 1) * C
+    p_rows = rows + i_b * (T * C)
     if p_w is not None:
-        o_c = (i_h * 2 + i_v) * 128 + tl.arange(0, 128)
-        _commit_window(p_w, p_rows, b_up, n, n, o_c, o_c < C)
+        o_c = (i_h * 2 + i_v) * 64 + tl.arange(0, 64)
+        m_c = o_c < 2 * HK * DK
+        _commit_window(p_w, p_w, p_rows, b_up, n, n, o_c, m_c)
     _commit_state(
         p_s,
         b_s,
@@ -1279,6 +1349,9 @@ def _commit_pending(
         0,
         p_rows,
         kept,
+        None if p_w is None else window_keys + (i_b * ((W - 1) * HK) + i_k) * DK + o_d,
+        p_w,
+        None,
         gates + i_b * (T * 2 * HV) + i_h,
         b_up,
         n,
@@ -1295,13 +1368,15 @@ class Factors:
     """All memory of a round for up to `batch` rows and `layers` layers; see allocate().
 
     Until acceptance, for commit to replay the accepted path from:
-        rows [L, B, W-1+T, C]: the committed window, then what verify was given
+        rows [L, B, T, C]: what verify was given
+        window_keys [L, B, W-1, Hk, dk]: k's part of the committed window
         kept [L, W+1, C]: convolution weights and bias
         gates [L, B, T, 2, Hv] float32: log decay and write gate
         live [B, T] int8
         parents [B, T] int32
     One layer's scratch:
-        qkv [B, W-1+T, C]: rows after the convolution
+        qkv [B, T, C]: rows after the convolution
+        window_rows [B, W-1, C]: the committed window, as rows
         vectors [B, 2, Hk, T] float32: scale/|q| and 1/|k|
         decays [B, 3, Hv, T] float32: log P in two floats, write gate
         products [B, Hv, COLUMNS, COLUMNS] float32: -G, then its blocks' inverses
@@ -1316,6 +1391,7 @@ class Factors:
     """
 
     rows: torch.Tensor
+    window_keys: torch.Tensor
     kept: torch.Tensor
     gates: torch.Tensor
     keys: torch.Tensor | None
@@ -1323,6 +1399,7 @@ class Factors:
     live: torch.Tensor
     parents: torch.Tensor
     qkv: torch.Tensor
+    window_rows: torch.Tensor
     vectors: torch.Tensor
     decays: torch.Tensor
     products: torch.Tensor
@@ -1348,19 +1425,19 @@ class Factors:
     def convolved_rows(self, layer: int) -> torch.Tensor:
         """Rows that the recurrence of the layer verified last was given: [B, T, C]."""
         kept = self.rows[layer] if self.convolved else self.qkv
-        return kept[:, 3:]
+        return kept
 
     @property
     def round_bytes(self) -> int:
         """Bytes that live until acceptance."""
-        kept = (self.rows, self.kept, self.gates, self.live, self.parents)
+        kept = (self.rows, self.window_keys, self.kept, self.gates, self.live, self.parents)
         return sum(t.numel() * t.element_size() for t in kept if t is not None)
 
     @property
     def scratch_bytes(self) -> int:
         """Bytes of one layer's scratch, reused by every layer."""
-        scratch = (self.qkv, self.vectors, self.decays, self.products, self.readout)
-        scratch = (*scratch, self.scales, self.ancestors)
+        scratch = (self.qkv, self.window_rows, self.vectors, self.decays, self.products)
+        scratch = (*scratch, self.readout, self.scales, self.ancestors)
         return sum(t.numel() * t.element_size() for t in scratch if t is not None)
 
 
@@ -1378,14 +1455,16 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
         return torch.empty(shape, dtype=dtype, device=device)
 
     return Factors(
-        rows=empty(layers, batch, 67, 8192, dtype=MODULE.dtype),
+        rows=empty(layers, batch, 64, 8192, dtype=MODULE.dtype),
+        window_keys=empty(layers, batch, 3, 16, 128, dtype=MODULE.dtype),
         kept=empty(layers, 5, 8192, dtype=MODULE.dtype),
         gates=empty(layers, batch, 64, 2, 32),
         keys=None,
         u=None,
         live=torch.zeros(batch, 64, dtype=torch.int8, device=device),
         parents=empty(batch, 64, dtype=torch.int32),
-        qkv=empty(batch, 67, 8192, dtype=MODULE.dtype),
+        qkv=empty(batch, 64, 8192, dtype=MODULE.dtype),
+        window_rows=empty(batch, 3, 8192, dtype=MODULE.dtype),
         vectors=empty(batch, 2, 16, 64),
         decays=empty(batch, 3, 32, 64),
         # where solve is merged with factor, each value tile has its own
@@ -1554,6 +1633,8 @@ def _verify(q, k, v, gate, conv, pool, options):
             *past[:4],
             qkv,
             f.rows[layer],
+            f.window_rows,
+            f.window_keys[layer],
             f.kept[layer],
             f.gates[layer],
             None,
@@ -1625,7 +1706,7 @@ def _verify(q, k, v, gate, conv, pool, options):
 def _pending_of(pending, layer):
     """What kernels take of the round before: its accepted nodes, its tree, a layer's factors."""
     if pending is None:
-        return (None,) * 8
+        return (None,) * 9
     f, last_node = pending
     return (
         last_node,
@@ -1633,6 +1714,7 @@ def _pending_of(pending, layer):
         f.parents,
         f.rows[layer],
         f.kept[layer],
+        f.window_keys[layer],
         f.gates[layer],
         None,
         None,
@@ -1666,7 +1748,7 @@ def commit(
     if batch == 0:
         return
     s_w = (0, 0) if conv_state is None else conv_state.stride()[:2]
-    programs = 128 if conv_state is None else 144
+    programs = 128 if conv_state is None else 136
     with _on(state):
         commit_gdn_any64_d8[(programs, batch, layers)](
             state,
@@ -1677,6 +1759,7 @@ def commit(
             track_node,
             f.rows,
             f.kept,
+            f.window_keys,
             f.gates,
             f.keys,
             f.u,

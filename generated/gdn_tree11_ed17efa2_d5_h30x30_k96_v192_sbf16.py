@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b)
 numerics  contract fp32; state exact in bf16; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 23280 bytes a node (a state snapshot: 1175040)
 solver    horner; blocks of 16; 16 columns of G
-digest    067816cff265926c
+digest    4f1064c2f30911e0
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="067816cff265926c",
+    digest="4f1064c2f30911e0",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -329,6 +329,12 @@ def _given(p_x, stride_x, p_live, nodes, i_n, o_d, m_d, MASKED: tl.constexpr):
 
 
 @triton.jit
+def _kept_at(p_rows, p_above, o_n):
+    """Where row o_n is kept: a node's, or above the root the committed window's."""
+    return tl.multiple_of(tl.where(o_n < 0, p_above, p_rows) + o_n * (C // 2), 16)
+
+
+@triton.jit
 def _widen(b_x):
     """Two bf16 in a word -> both in float32; an instruction each, where a conversion takes two."""
     return (b_x << 16).to(tl.float32, bitcast=True), (b_x & -0x10000).to(tl.float32, bitcast=True)
@@ -348,18 +354,22 @@ def _pairs_of(b_x):
 
 
 @triton.jit
-def _convolve_pairs(p_rows, parents, o_n, m, o_w, taps, MASKED: tl.constexpr):
+def _convolve_pairs(p_rows, p_above, parents, o_n, m, o_w, taps, MASKED: tl.constexpr):
     """Tree convolution of one head's channels 2 o_w and 2 o_w + 1 at nodes o_n: a node and its
     W - 1 ancestors, then SiLU, before the rounding: two [N, D / 2].
     """
-    p_w = p_rows.to(tl.pointer_type(tl.int32)) + o_w[None, :]
+    p_rows = p_rows.to(tl.pointer_type(tl.int32))
+    p_above = p_above.to(tl.pointer_type(tl.int32))
     o_1 = _above(parents, o_n)
     o_2 = _above(parents, o_1)
     o_3 = _above(parents, o_2)
-    b_x3 = tl.load(p_w + o_3[:, None] * (C // 2), mask=m, other=0)
-    b_x2 = tl.load(p_w + o_2[:, None] * (C // 2), mask=m, other=0)
-    b_x1 = tl.load(p_w + o_1[:, None] * (C // 2), mask=m, other=0)
-    b_x0 = tl.load(p_w + o_n[:, None] * (C // 2), mask=m, other=0)
+    p_3 = _kept_at(p_rows, p_above, o_3)
+    b_x3 = tl.load(p_3[:, None] + o_w[None, :], mask=m, other=0)
+    p_2 = _kept_at(p_rows, p_above, o_2)
+    b_x2 = tl.load(p_2[:, None] + o_w[None, :], mask=m, other=0)
+    p_1 = _kept_at(p_rows, p_above, o_1)
+    b_x1 = tl.load(p_1[:, None] + o_w[None, :], mask=m, other=0)
+    b_x0 = tl.load(p_rows + o_n[:, None] * (C // 2) + o_w[None, :], mask=m, other=0)
     b_u0, b_u1 = _pairs_of(taps[0])
     b_y0 = tl.zeros([o_n.shape[0], o_w.shape[0]], tl.float32) + b_u0[None, :]
     b_y1 = tl.zeros([o_n.shape[0], o_w.shape[0]], tl.float32) + b_u1[None, :]
@@ -478,6 +488,8 @@ def _prepare_rows(
     parents,
     p_live,
     p_rows,
+    p_above,
+    p_before,
     p_qkv,
     p_vec,
     p_keys,
@@ -493,7 +505,7 @@ def _prepare_rows(
     """One head's rows of q, k or v, D channels from c on; the inverse norms of q's and of k's."""
     o_d = tl.arange(0, D_P)
     m_d = o_d < D
-    p_rows = p_rows + c
+    p_rows, p_above = p_rows + c, p_above + c
     if CONVOLVE:
         # all that does not wait for the slot is asked for before it is looked at
         nodes = tl.minimum((i_t + 1) * TILES * 8, T)
@@ -510,19 +522,26 @@ def _prepare_rows(
         b_c1 = tl.load(p_w + 1, mask=m_d & (last < 0), other=0.0)
         b_c2 = tl.load(p_w + 2, mask=m_d & (last < 0), other=0.0)
         if p_pending is not None:
-            # not there yet: the last rows of the path that solve commits
-            p_w = p_pending + c + o_d
-            m_c = m_d & (last >= 0)
-            b_c2 = tl.load(p_w + last * C, mask=m_c, other=b_c2)
+            # not there yet: the last rows of the path that solve commits, or of the old one
+            p_n = p_pending + c + o_d
+            b_c2 = tl.load(p_w + (W - 1) + last, mask=m_d & (last < 0), other=0.0)
+            b_c2 = tl.load(p_n + last * C, mask=m_d & (last >= 0), other=b_c2)
             last = _above(pending_parents, last)
-            b_c1 = tl.load(p_w + last * C, mask=m_c, other=b_c1)
+            b_c1 = tl.load(p_w + (W - 1) + last, mask=m_d & (last < 0), other=0.0)
+            b_c1 = tl.load(p_n + last * C, mask=m_d & (last >= 0), other=b_c1)
             last = _above(pending_parents, last)
-            b_c0 = tl.load(p_w + last * C, mask=m_c, other=b_c0)
+            b_c0 = tl.load(p_w + (W - 1) + last, mask=m_d & (last < 0), other=0.0)
+            b_c0 = tl.load(p_n + last * C, mask=m_d & (last >= 0), other=b_c0)
         tl.store(p_rows + o_x, b_given, mask=m_x)
-        tl.store(p_rows - 3 * C + o_d, b_c0, mask=m_d)
-        tl.store(p_rows - 2 * C + o_d, b_c1, mask=m_d)
-        tl.store(p_rows - 1 * C + o_d, b_c2, mask=m_d)
-        # rows are read back from where they are kept: one base, below the root as well
+        tl.store(p_above - 3 * C + o_d, b_c0, mask=m_d)
+        tl.store(p_above - 2 * C + o_d, b_c1, mask=m_d)
+        tl.store(p_above - 1 * C + o_d, b_c2, mask=m_d)
+        if IS_KEY and c >= HK * DK:
+            p_k = p_before + (c - HK * DK) + o_d
+            tl.store(p_k, b_c0, mask=m_d)
+            tl.store(p_k + 1 * (HK * DK), b_c1, mask=m_d)
+            tl.store(p_k + 2 * (HK * DK), b_c2, mask=m_d)
+        # rows are read back from where they are kept
         tl.debug_barrier()
     for i_n in range(i_t * TILES, (i_t + 1) * TILES):
         o_n = i_n * 8 + tl.arange(0, 8)
@@ -533,7 +552,7 @@ def _prepare_rows(
         p_out = p_qkv + c + o_r[:, None] * C + o_d[None, :]
         if CONVOLVE:
             m_y = m_n & m_w[None, :]
-            b_y0, b_y1 = _convolve_pairs(p_rows, parents, o_n, m_y, o_w, taps, MASKED)
+            b_y0, b_y1 = _convolve_pairs(p_rows, p_above, parents, o_n, m_y, o_w, taps, MASKED)
             b_y = tl.join(b_y0, b_y1).to(tl.bfloat16)
             tl.store(p_out, tl.reshape(b_y, [8, D_P]), mask=m_all)
             if IS_KEY:
@@ -572,6 +591,8 @@ def prepare_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
     pending_rows,
     qkv,
     rows,
+    window_rows,
+    window_keys,
     kept,
     gates,
     keys,
@@ -627,14 +648,14 @@ def prepare_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
         return
     i_t = (i_p - 2) // (2 * HK + HV)
     i_r = (i_p - 2) % (2 * HK + HV)
-    i_x = i_b * ((T + W - 1) * C) + (W - 1) * C
-    p_qkv = qkv + i_x
-    p_rows = rows + i_x
+    p_qkv = qkv + i_b * (T * C)
+    p_rows = rows + i_b * (T * C)
+    p_above = window_rows + (i_b + 1) * ((W - 1) * C)
     last = -1
     p_pending = None
     if pending_nodes is not None:
         last = _accepted(pending_nodes, pending_live, i_b)
-        p_pending = pending_rows + i_x
+        p_pending = pending_rows + i_b * (T * C)
     if i_r < 2 * HK:
         i_k = (i_r % HK).to(tl.int64)
         p_x = q + i_b * stride_qb + i_k * stride_qh
@@ -656,6 +677,8 @@ def prepare_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
             parents,
             p_live,
             p_rows,
+            p_above,
+            window_keys + i_b * ((W - 1) * HK * DK),
             p_qkv,
             vectors + (i_b * (2 * HK) + i_r) * T,
             None,
@@ -684,6 +707,8 @@ def prepare_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
             parents,
             p_live,
             p_rows,
+            p_above,
+            None,
             p_qkv,
             None,
             None,
@@ -795,7 +820,7 @@ def _factor(
     i_k = first // 1
     p_rq = vectors + (i_b * (2 * HK) + i_k) * T
     p_rk = p_rq + HK * T
-    p_q = qkv + i_b * ((T + W - 1) * C) + (W - 1) * C + i_k * DK
+    p_q = qkv + i_b * (T * C) + i_k * DK
     p_k = p_q + HK * DK
     for i_h in range(first, first + HEADS):
         # first: what these loads bring in, the products need again
@@ -890,6 +915,7 @@ def solve_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
     pending_parents,
     pending_rows,
     pending_kept,
+    pending_window_keys,
     pending_gates,
     pending_keys,
     pending_u,
@@ -936,6 +962,7 @@ def solve_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
                 pending_parents,
                 pending_rows,
                 pending_kept,
+                pending_window_keys,
                 pending_gates,
                 pending_keys,
                 pending_u,
@@ -953,7 +980,7 @@ def solve_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
         )
         tl.debug_barrier()
     p_s = p_s + o_v[:, None] * DK
-    p_qkv = qkv + i_b * ((T + W - 1) * C) + (W - 1) * C
+    p_qkv = qkv + i_b * (T * C)
     p_kq = p_qkv + i_k * DK
     p_v = p_qkv + 2 * HK * DK + i_h * DV + o_v[:, None]
     p_scale = scales + (i_b * HV + i_h) * (4 * ROWS)
@@ -1023,7 +1050,7 @@ def _path(parents, last):
 def _row(b_up, n, i):
     """The kept row of entry i of a path from the root: a node, -1 behind its end.
 
-    Above the root a path runs on into the old window, rows -1, -2 ...
+    Above the root a path runs on into the old window, at -1, -2 ...
     """
     b_at = tl.max(tl.where(tl.arange(0, 8) == n - 1 - i, b_up, -1), 0)
     return tl.where(i < 0, i, b_at)
@@ -1040,23 +1067,34 @@ def _accepted(nodes, live, i_b):
 
 
 @triton.jit
-def _commit_window(p_w, p_rows, b_up, n, n_a, o_c, m_c):
-    """The window after n_a of a path's n nodes, channels o_c: rows of nodes and of the old one."""
-    for i_w in tl.static_range(W - 1):
-        row = _row(b_up, n, n_a - (W - 1) + i_w)
-        b_x = tl.load(p_rows + row * C + o_c, mask=m_c)
-        tl.store(p_w + o_c * (W - 1) + i_w, b_x, mask=m_c)
+def _window_row(p_old, p_rows, row, o_c, m_c):
+    """Row `row` of a path, channels o_c: a node's, or above the root the old window's."""
+    b_x = tl.load(p_rows + row * C + o_c, mask=m_c & (row >= 0), other=0.0)
+    p_x = p_old + o_c * (W - 1) + (W - 1) + row
+    return tl.load(p_x, mask=m_c & (row < 0), other=b_x)
+
+
+@triton.jit
+def _commit_window(p_w, p_old, p_rows, b_up, n, n_a, o_c, m_c):
+    """The window after n_a of a path's n nodes, channels o_c, from the old one and nodes' rows."""
+    b_x0 = _window_row(p_old, p_rows, _row(b_up, n, n_a - 3), o_c, m_c)
+    b_x1 = _window_row(p_old, p_rows, _row(b_up, n, n_a - 2), o_c, m_c)
+    b_x2 = _window_row(p_old, p_rows, _row(b_up, n, n_a - 1), o_c, m_c)
+    # in place: every thread has read before one writes
+    tl.debug_barrier()
+    tl.store(p_w + o_c * (W - 1), b_x0, mask=m_c)
+    tl.store(p_w + o_c * (W - 1) + 1, b_x1, mask=m_c)
+    tl.store(p_w + o_c * (W - 1) + 2, b_x2, mask=m_c)
 
 
 @triton.jit
 def _fetch(p_rows, p_gates, b_up, n, i, o_k, m_k, o_v, m_v, CONVOLVED: tl.constexpr):
     """Entry i of a path: its rows of k and v, log decay and write gate; 0 behind its end."""
-    row = _row(b_up, n, i)
-    m = (i >= 0) & (i < n)
+    row, m = _row(b_up, n, i), i < n
     # rows that verify_qkv was given lie where solve reads them
     at = _row_of(tl.where(m, row, 0)) if CONVOLVED else row
-    b_k = tl.load(p_rows + at * C + o_k, mask=m_k & (i < n), other=0.0)
-    b_v = tl.load(p_rows + at * C + o_v, mask=m_v & (i < n), other=0.0)
+    b_k = tl.load(p_rows + at * C + o_k, mask=m_k & m, other=0.0)
+    b_v = tl.load(p_rows + at * C + o_v, mask=m_v & m, other=0.0)
     g = tl.load(p_gates + row * (2 * HV), mask=m, other=0.0)
     beta = tl.load(p_gates + row * (2 * HV) + HV, mask=m, other=0.0)
     return b_k, b_v, g, beta
@@ -1071,6 +1109,15 @@ def _fetch_taps(p_kept, o_c, m_c):
     b_w2 = tl.load(p_kept + 2 * C + o_c, mask=m_c, other=0.0).to(tl.float32)
     b_w3 = tl.load(p_kept + 3 * C + o_c, mask=m_c, other=0.0).to(tl.float32)
     return b_bias, b_w0, b_w1, b_w2, b_w3
+
+
+@triton.jit
+def _fetch_before(p_w, o_w, m):
+    """Entries of the committed window, float32; none where rows come convolved."""
+    if p_w is None:
+        return tl.zeros(m.shape, tl.float32)
+    else:
+        return tl.load(p_w + o_w, mask=m, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -1101,6 +1148,9 @@ def _commit_state(
     n_track,
     p_rows,
     p_kept,
+    p_before,
+    p_w,
+    p_track_w,
     p_gates,
     b_up,
     n,
@@ -1111,17 +1161,18 @@ def _commit_state(
     CONVOLVED: tl.constexpr,
 ):
     """Run the recurrence along the accepted path from kept rows; store after n_track nodes and n.
+    Nothing else reads v's window in these channels, so that it is written here as well.
 
     The state is scale * b_s [DK / 32, B_V, 32]: a decay is one product, not one an element.
     """
     b_kb, b_kw0, b_kw1, b_kw2, b_kw3 = _fetch_taps(p_kept, o_k, m_k)
     b_vb, b_vw0, b_vw1, b_vw2, b_vw3 = _fetch_taps(p_kept, o_v, m_v)
-    b_k3, b_v3, _, _ = _fetch(p_rows, p_gates, b_up, n, -3, o_k, m_k, o_v, m_v, CONVOLVED)
-    b_k3, b_v3 = b_k3.to(tl.float32), b_v3.to(tl.float32)
-    b_k2, b_v2, _, _ = _fetch(p_rows, p_gates, b_up, n, -2, o_k, m_k, o_v, m_v, CONVOLVED)
-    b_k2, b_v2 = b_k2.to(tl.float32), b_v2.to(tl.float32)
-    b_k1, b_v1, _, _ = _fetch(p_rows, p_gates, b_up, n, -1, o_k, m_k, o_v, m_v, CONVOLVED)
-    b_k1, b_v1 = b_k1.to(tl.float32), b_v1.to(tl.float32)
+    b_k3 = _fetch_before(p_before, 0 * (HK * DK), m_k)
+    b_v3 = _fetch_before(p_w, o_v * (W - 1), m_v)
+    b_k2 = _fetch_before(p_before, 1 * (HK * DK), m_k)
+    b_v2 = _fetch_before(p_w, o_v * (W - 1) + 1, m_v)
+    b_k1 = _fetch_before(p_before, 2 * (HK * DK), m_k)
+    b_v1 = _fetch_before(p_w, o_v * (W - 1) + 2, m_v)
     # the rows of 4 nodes are on their way while one is used
     row0 = _fetch(p_rows, p_gates, b_up, n, 0, o_k, m_k, o_v, m_v, CONVOLVED)
     row1 = _fetch(p_rows, p_gates, b_up, n, 1, o_k, m_k, o_v, m_v, CONVOLVED)
@@ -1153,6 +1204,16 @@ def _commit_state(
         b_s += b_u[None, :, None] * b_key
         if p_track is not None and i + 1 == n_track:
             tl.store(p_track, (b_s * scale).to(tl.bfloat16), mask=m_s)
+            if not CONVOLVED:
+                tl.store(p_track_w + o_v * (W - 1), b_v3.to(tl.bfloat16), mask=m_v)
+                tl.store(p_track_w + o_v * (W - 1) + 1, b_v2.to(tl.bfloat16), mask=m_v)
+                tl.store(p_track_w + o_v * (W - 1) + 2, b_v1.to(tl.bfloat16), mask=m_v)
+    # in place: every thread has read before one writes
+    tl.debug_barrier()
+    if not CONVOLVED:
+        tl.store(p_w + o_v * (W - 1), b_v3.to(tl.bfloat16), mask=m_v)
+        tl.store(p_w + o_v * (W - 1) + 1, b_v2.to(tl.bfloat16), mask=m_v)
+        tl.store(p_w + o_v * (W - 1) + 2, b_v1.to(tl.bfloat16), mask=m_v)
     tl.store(p_s, (b_s * scale).to(tl.bfloat16), mask=m_s)
 
 
@@ -1166,6 +1227,7 @@ def commit_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
     track_nodes,
     rows,
     kept,
+    window_keys,
     gates,
     keys,
     u,
@@ -1180,8 +1242,8 @@ def commit_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
 ):
     """Write the accepted node's state and window into its slot, and a tracked ancestor's first.
 
-    Grid (Hv DV / 32 + C / 512, B, layers): 32 rows of a head's state each, then 512
-    channels of the window.
+    Grid (Hv DV / 32 + 2 Hk DK / 512, B, layers): 32 rows of a head's state and v's window
+    each, then 512 channels of the window of q and k.
     """
     i_r, i_b, i_l = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     slot = tl.load(slots + i_b).to(tl.int64)
@@ -1199,14 +1261,17 @@ def commit_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
         n_track = tl.max(tl.where(m_track & (b_up == track), n - o_l, 0), 0)
         track_slot = tl.where(n_track > 0, to, slot)
     i_row = i_l * capacity + i_b
-    p_rows = rows + i_row * ((T + W - 1) * C) + (W - 1) * C
+    p_rows = rows + i_row * (T * C)
+    p_w, p_track_w = None, None
+    if not CONVOLVED:
+        p_w = window + i_l * stride_wl + slot * stride_ws
+        p_track_w = window + i_l * stride_wl + track_slot * stride_ws
     if not CONVOLVED and i_r >= 180:
         o_c = (i_r - 180) * 512 + tl.arange(0, 512)
-        p_w = window + i_l * stride_wl
+        m_c = o_c < 2 * HK * DK
         if n_track > 0:
-            p_tracked = p_w + track_slot * stride_ws
-            _commit_window(p_tracked, p_rows, b_up, n, n_track, o_c, o_c < C)
-        _commit_window(p_w + slot * stride_ws, p_rows, b_up, n, n, o_c, o_c < C)
+            _commit_window(p_track_w, p_w, p_rows, b_up, n, n_track, o_c, m_c)
+        _commit_window(p_w, p_w, p_rows, b_up, n, n, o_c, m_c)
         return
     i_h = i_r // 6
     i_k = i_h // 1
@@ -1229,6 +1294,9 @@ def commit_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16(
         n_track,
         p_rows,
         kept + i_l * (C * (W + 1)),
+        None if CONVOLVED else window_keys + (i_row * ((W - 1) * HK) + i_k) * DK + o_d,
+        p_w,
+        p_track_w,
         gates + i_row * (T * 2 * HV) + i_h,
         b_up,
         n,
@@ -1248,6 +1316,7 @@ def _commit_pending(
     parents,
     rows,
     kept,
+    window_keys,
     gates,
     keys,
     u,
@@ -1266,10 +1335,11 @@ def _commit_pending(
     p_s = tl.max_contiguous(p_s + o_v[None, :, None] * DK + o_d[:, None, :], [1, 2, 32])
     b_s = tl.load(p_s, mask=m_s, other=0.0).to(tl.float32)
     b_up, n = _path(parents, last)
-    p_rows = rows + i_b * ((T + W - 1) * C) + (W - 1) * C
+    p_rows = rows + i_b * (T * C)
     if p_w is not None:
-        o_c = (i_h * 3 + i_v) * 128 + tl.arange(0, 128)
-        _commit_window(p_w, p_rows, b_up, n, n, o_c, o_c < C)
+        o_c = (i_h * 3 + i_v) * 64 + tl.arange(0, 64)
+        m_c = o_c < 2 * HK * DK
+        _commit_window(p_w, p_w, p_rows, b_up, n, n, o_c, m_c)
     _commit_state(
         p_s,
         b_s,
@@ -1278,6 +1348,9 @@ def _commit_pending(
         0,
         p_rows,
         kept,
+        None if p_w is None else window_keys + (i_b * ((W - 1) * HK) + i_k) * DK + o_d,
+        p_w,
+        None,
         gates + i_b * (T * 2 * HV) + i_h,
         b_up,
         n,
@@ -1298,12 +1371,14 @@ class Factors:
     """All memory of a round for up to `batch` rows and `layers` layers; see allocate().
 
     Until acceptance, for commit to replay the accepted path from:
-        rows [L, B, W-1+T, C]: the committed window, then what verify was given
+        rows [L, B, T, C]: what verify was given
+        window_keys [L, B, W-1, Hk, dk]: k's part of the committed window
         kept [L, W+1, C]: convolution weights and bias
         gates [L, B, T, 2, Hv] float32: log decay and write gate
         live [B, T] int8
     One layer's scratch:
-        qkv [B, W-1+T, C]: rows after the convolution
+        qkv [B, T, C]: rows after the convolution
+        window_rows [B, W-1, C]: the committed window, as rows
         vectors [B, 2, Hk, T] float32: scale/|q| and 1/|k|
         decays [B, 3, Hv, T] float32: log P in two floats, write gate
         products [B, Hv, COLUMNS, COLUMNS] float32: -G
@@ -1318,6 +1393,7 @@ class Factors:
     """
 
     rows: torch.Tensor
+    window_keys: torch.Tensor
     kept: torch.Tensor
     gates: torch.Tensor
     keys: torch.Tensor | None
@@ -1325,6 +1401,7 @@ class Factors:
     live: torch.Tensor
     parents: torch.Tensor | None
     qkv: torch.Tensor
+    window_rows: torch.Tensor
     vectors: torch.Tensor
     decays: torch.Tensor
     products: torch.Tensor
@@ -1350,19 +1427,19 @@ class Factors:
     def convolved_rows(self, layer: int) -> torch.Tensor:
         """Rows that the recurrence of the layer verified last was given: [B, T, C]."""
         kept = self.rows[layer] if self.convolved else self.qkv
-        return kept[:, 3:][:, ROWS_OF]
+        return kept[:, ROWS_OF]
 
     @property
     def round_bytes(self) -> int:
         """Bytes that live until acceptance."""
-        kept = (self.rows, self.kept, self.gates, self.live)
+        kept = (self.rows, self.window_keys, self.kept, self.gates, self.live)
         return sum(t.numel() * t.element_size() for t in kept if t is not None)
 
     @property
     def scratch_bytes(self) -> int:
         """Bytes of one layer's scratch, reused by every layer."""
-        scratch = (self.qkv, self.vectors, self.decays, self.products, self.readout)
-        scratch = (*scratch, self.scales)
+        scratch = (self.qkv, self.window_rows, self.vectors, self.decays, self.products)
+        scratch = (*scratch, self.readout, self.scales)
         return sum(t.numel() * t.element_size() for t in scratch if t is not None)
 
 
@@ -1380,14 +1457,16 @@ def allocate(batch: int, layers: int, device: torch.device | str) -> Factors:
         return torch.empty(shape, dtype=dtype, device=device)
 
     return Factors(
-        rows=empty(layers, batch, 14, 11520, dtype=MODULE.dtype),
+        rows=empty(layers, batch, 11, 11520, dtype=MODULE.dtype),
+        window_keys=empty(layers, batch, 3, 30, 96, dtype=MODULE.dtype),
         kept=empty(layers, 5, 11520, dtype=MODULE.dtype),
         gates=empty(layers, batch, 11, 2, 30),
         keys=None,
         u=None,
         live=torch.zeros(batch, 11, dtype=torch.int8, device=device),
         parents=None,
-        qkv=empty(batch, 14, 11520, dtype=MODULE.dtype),
+        qkv=empty(batch, 11, 11520, dtype=MODULE.dtype),
+        window_rows=empty(batch, 3, 11520, dtype=MODULE.dtype),
         vectors=empty(batch, 2, 30, 11),
         decays=empty(batch, 3, 30, 11),
         # where solve is merged with factor, each value tile has its own
@@ -1543,6 +1622,8 @@ def _verify(q, k, v, gate, conv, pool, options):
             *past[:4],
             qkv,
             f.rows[layer],
+            f.window_rows,
+            f.window_keys[layer],
             f.kept[layer],
             f.gates[layer],
             None,
@@ -1613,7 +1694,7 @@ def _verify(q, k, v, gate, conv, pool, options):
 def _pending_of(pending, layer):
     """What kernels take of the round before: its accepted nodes, its tree, a layer's factors."""
     if pending is None:
-        return (None,) * 8
+        return (None,) * 9
     f, last_node = pending
     return (
         last_node,
@@ -1621,6 +1702,7 @@ def _pending_of(pending, layer):
         f.parents,
         f.rows[layer],
         f.kept[layer],
+        f.window_keys[layer],
         f.gates[layer],
         None,
         None,
@@ -1654,7 +1736,7 @@ def commit(
     if batch == 0:
         return
     s_w = (0, 0) if conv_state is None else conv_state.stride()[:2]
-    programs = 180 if conv_state is None else 203
+    programs = 180 if conv_state is None else 192
     with _on(state):
         commit_gdn_tree11_ed17efa2_d5_h30x30_k96_v192_sbf16[(programs, batch, layers)](
             state,
@@ -1665,6 +1747,7 @@ def commit(
             track_node,
             f.rows,
             f.kept,
+            f.window_keys,
             f.gates,
             f.keys,
             f.u,

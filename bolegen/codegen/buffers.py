@@ -95,10 +95,11 @@ def _round_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
     wide = (spec.gates, spec.value_heads) if spec.gates > 1 else (spec.value_heads,)
     axes = f"[L, B, T{', 2' if spec.gates > 1 else ''}, Hv]"
     return (
-        of("rows", dims=(nodes + spec.conv - 1, spec.channels), element=x, per_layer=True,
-           exists=spec.keeps_rows,
-           says="[L, B, W-1+T, C]: the committed window, then what verify was given"
-           if mixer.convolved else "[L, B, T, C]: what verify was given"),
+        of("rows", dims=(nodes, spec.channels), element=x, per_layer=True, exists=spec.keeps_rows,
+           says="[L, B, T, C]: what verify was given"),
+        of("window_keys", dims=(spec.conv - 1, spec.key_heads, spec.d_k), element=x,
+           per_layer=True, exists=replay and mixer.convolved,
+           says="[L, B, W-1, Hk, dk]: k's part of the committed window"),
         of("kept", dims=(spec.conv + 1, spec.channels), element=x, per_layer=True, per_row=False,
            exists=replay and mixer.convolved,
            says="[L, W+1, C]: convolution weights and bias"),
@@ -131,10 +132,10 @@ def _scratch_buffers(plan: TreePlan) -> tuple[Buffer, ...]:
     how = ("float32", "in bf16", "in two bf16 terms")[min(terms, 2)]
     of = partial(Buffer, lifetime=Lifetime.SCRATCH)
     return (
-        of("qkv", dims=(nodes + spec.conv - 1, spec.channels), element=x,
-           exists=mixer.convolved or not replay,
-           says="[B, W-1+T, C]: rows after the convolution" if mixer.convolved
-           else "[B, T, C]: rows"),
+        of("qkv", dims=(nodes, spec.channels), element=x, exists=mixer.convolved or not replay,
+           says=f"[B, T, C]: rows{' after the convolution' * mixer.convolved}"),
+        of("window_rows", dims=(spec.conv - 1, spec.channels), element=x,
+           exists=mixer.convolved, says="[B, W-1, C]: the committed window, as rows"),
         of("vectors", dims=(2, spec.key_heads, nodes), exists=mixer.unit_keys,
            says="[B, 2, Hk, T] float32: scale/|q| and 1/|k|"),
         of("decays", dims=(len(planes), heads, nodes), exists=bool(planes),

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from functools import partial
+from math import gcd
 
 from bolegen.codegen.buffers import spell_memory
 from bolegen.codegen.cut import UNROLLED, cut_tiles, power, tiles_of
@@ -93,13 +94,16 @@ def _tiles(plan: TreePlan) -> dict[str, object]:
     gram_b = min(32, dk_p) if spec.dtype is DType.FP32 or channel else dk_p
     pack = _pack(spec)
     programs = 2 * spec.key_heads + spec.value_heads // pack
+    # under replay a state's program has v's part of the window
+    windows = 2 * spec.key_heads * spec.d_k if spec.factors == "replay" else spec.channels
     return {
         **asdict(tiling),
         **asdict(plan.precision),
         "b_d": min(32, dk_p),
-        "b_c": (b_c := min(512, power(spec.channels))),
-        "window_tiles": tiles_of(spec.channels, b_c),
-        "b_w": power(tiles_of(spec.channels, spec.value_heads * v_tiles)),
+        "b_c": (b_c := min(512, power(windows))),
+        "window_tiles": tiles_of(windows, b_c),
+        "b_w": power(tiles_of(windows, spec.value_heads * v_tiles)),
+        "row_alignment": gcd(16, spec.d_k * spec.dtype.bytes, spec.d_v * spec.dtype.bytes),
         "b_s": min(64, power(plan.rows)),
         "reach_terms": plan.reach_terms,
         "gate_tiles": tiles_of(nodes, tiling.b_g),

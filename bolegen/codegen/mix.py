@@ -53,7 +53,6 @@ def spell_mixer(plan: TreePlan) -> dict[str, object]:
         "planes": f"{len(planes)} * HV" if len(planes) > 1 else "HV" * len(planes),
         "plane": lambda name: _shift(planes.index(name)),
         "fetched": "".join(f", {name}" for name in fetched),
-        "unused": ", _" * len(fetched),
         "fetched_words": "".join(f"{',' if w != words[-1] else ' and'} {w}" for w in words),
         "at": _places(spec),
         **_scales(mixer, decays, gated),

@@ -8,7 +8,7 @@ __all__ = ["kernels_of"]
 
 _PENDING = tuple(
     f"pending_{name}"
-    for name in ("nodes", "live", "parents", "rows", "kept", "gates", "keys", "u")
+    for name in ("nodes", "live", "parents", "rows", "kept", "window_keys", "gates", "keys", "u")
 )
 
 
@@ -108,7 +108,8 @@ def _prepare(plan: TreePlan, convolve: bool = True) -> tuple[Param, ...]:
         *_known(plan, "parents"),
         *(_absent(*_PENDING[:4]) if mixer.convolved else ()),
         *_pointers(x, "qkv"),
-        *_where(x, rows=mixer.convolved, kept=mixer.convolved and replay),
+        *_where(x, rows=mixer.convolved, window_rows=mixer.convolved),
+        *_where(x, window_keys=mixer.convolved and replay, kept=mixer.convolved and replay),
         *_where("*fp32", gates=plan.spec.gates > 0),
         *_rates(plan),
         *_where(
@@ -158,12 +159,12 @@ def _pending(plan: TreePlan, folded: bool) -> tuple[Param, ...]:
     x, convolved = plan.spec.dtype.pointer, plan.spec.mixer.convolved and folded
     replay, rates = plan.spec.factors == "replay", [f"pending_{p.name}" for p in _rates(plan)]
     kept = replay and convolved
-    nodes, live, parents, rows, taps, gates, keys, u = _PENDING
+    nodes, live, parents, rows, taps, window_keys, gates, keys, u = _PENDING
     return (
         *_where("*i64", **{nodes: folded}),
         *_where("*i8", **{live: folded}),
         *_where("*i32", **{parents: folded and not plan.tree.is_static}),
-        *_where(x, **{rows: folded and plan.spec.keeps_rows, taps: kept}),
+        *_where(x, **{rows: folded and plan.spec.keeps_rows, taps: kept, window_keys: kept}),
         *_where(
             "*fp32", **{gates: folded and plan.spec.gates > 0}, **dict.fromkeys(rates, folded)
         ),
@@ -202,6 +203,7 @@ def _commit(plan: TreePlan, convolve: bool = True) -> tuple[Param, ...]:
         *_where(x, window=convolve),
         *_pointers("*i64", "slots", "nodes", "track_slots", "track_nodes"),
         *_where(x, rows=plan.spec.keeps_rows, kept=replay and convolved),
+        *_where(x, window_keys=replay and convolved),
         *_where("*fp32", gates=plan.spec.gates > 0),
         *_rates(plan),
         *_where("*fp32", keys=not replay, u=not replay),

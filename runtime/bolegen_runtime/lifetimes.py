@@ -30,7 +30,10 @@ __all__ = [
 ]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-_UNTIL_ACCEPTANCE = ("rows", "kept", "gates", "rates", "keys", "u", "live", "parents")
+_UNTIL_ACCEPTANCE = (
+    *("rows", "window_keys", "kept", "gates", "rates", "keys", "u"),
+    *("live", "parents"),
+)
 
 
 class LifetimeError(RuntimeError):

@@ -12,7 +12,7 @@ from bolegen_runtime.lifetimes import CanonicalState, LifetimeError
 
 __all__ = ["Pending"]
 
-_OF_LAYERS = ("rows", "kept", "gates", "rates", "keys", "u")
+_OF_LAYERS = ("rows", "window_keys", "kept", "gates", "rates", "keys", "u")
 
 
 @dataclass(frozen=True, eq=False)
