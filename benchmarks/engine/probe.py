@@ -3,7 +3,8 @@
 SGLang finds it by an entry point that run.sh writes. What it saw since it was last asked is in
 ``internal_states[0]["probe"]``, by batch size: microseconds on the device and of the host.
 ``verify`` and ``decode`` are the target's passes, ``round`` is from a pass's start to the next's.
-BOLEGEN_FAULT=NAME:N lets bolegen's verify, commit or allocate raise from its Nth call on.
+BOLEGEN_FAULT=NAME:N lets bolegen's verify, commit or allocate raise from its Nth call on;
+BOLEGEN_SNAPSHOTS=1 lets it store a state for every node.
 """
 
 import importlib
@@ -16,6 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from benchmarks.engine import snapshots
 
 __all__ = ["register"]
 
@@ -35,6 +38,8 @@ def register() -> None:
     hook(runner, time_pass, kinds.AROUND)
     hook(commit, time_commit, kinds.AROUND)
     hook("sglang.srt.managers.scheduler.Scheduler.get_internal_state", report, kinds.AFTER)
+    if os.environ.get("BOLEGEN_SNAPSHOTS") == "1":
+        snapshots.install()
     fault = os.environ.get("BOLEGEN_FAULT")
     if fault:
         name, _, call = fault.partition(":")

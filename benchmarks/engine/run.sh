@@ -69,24 +69,25 @@ simulate() { # LABEL ARGUMENTS...: a system by its label, with the accepted leng
     ar) ;;
     chain-* | stock-4,1,5) own=(--tree "$tree" --accept 4.0) ;;
     stock-*,16 | stock-*,8) own=(--tree "$tree" --accept 4.3) ;;
-    ours-*,16 | ours-*,8) own=(--tree "$tree" --accept 4.3 --plugin) ;;
+    ours-*,16 | ours-*,8 | states-*,16) own=(--tree "$tree" --accept 4.3 --plugin) ;;
     stock-*) own=(--tree "$tree" --accept 5.6) ;;
-    ours-*) own=(--tree "$tree" --accept 5.6 --plugin) ;;
+    ours-* | states-*) own=(--tree "$tree" --accept 5.6 --plugin) ;;
     esac
+    case $system in states-*) export BOLEGEN_SNAPSHOTS=1 ;; esac
     drive "$system" "$@" "${own[@]}"
 }
 together() { # SYSTEMS ARGUMENTS...: start them at once and measure one by one; "/" ends those that start together
     wave=() started=0 simulated=()
     for system in $1 /; do
         case $system in
-        ar | chain-* | stock-* | ours-*) wave+=("$system") simulated+=("$system") ;;
+        ar | chain-* | stock-* | states-* | ours-*) wave+=("$system") simulated+=("$system") ;;
         /)
             started=$((started + ${#wave[@]}))
             for one in "${wave[@]}"; do simulate "$one" "${@:2}" --peers "$started" & done
             wait
             wave=()
             ;;
-        *) echo "run.sh: SYSTEMS: expected ar, chain-TREE, stock-TREE, ours-TREE or /, got $system" >&2 && exit 2 ;;
+        *) echo "run.sh: SYSTEMS: expected ar, chain-TREE, stock-TREE, states-TREE, ours-TREE or /, got $system" >&2 && exit 2 ;;
         esac
     done
     files=()
@@ -205,8 +206,9 @@ speed)
     python3 "$root/benchmarks/engine/shapes.py" "$KERNEL_MODEL" "$home/m_9b"
     share='{"mem_fraction_static": 0.97, "max_total_tokens": 16384, "load_format": "dummy", "sleep_on_idle": true}'
     common=(--model "$home/m_9b" --new-tokens 200 --batch 1,4,8,16 --requests 16 --repeats 5 --extra "$share")
-    # in three waves, to fit into memory
-    together "ar stock-4,1,5 stock-4,4,16 ours-4,4,16 / stock-6,4,40 ours-6,4,40 / stock-8,4,64 ours-8,4,64" "${common[@]}"
+    # in three waves, to fit into memory; states-TREE: ours with a state stored for every node
+    together "${SYSTEMS:-ar stock-4,1,5 stock-4,4,16 ours-4,4,16 / stock-6,4,40 states-6,4,40 ours-6,4,40 /
+        stock-8,4,64 ours-8,4,64 states-4,4,16}" "${common[@]}"
     python3 "$root/benchmarks/engine/speed.py" "${files[@]}"
     ;;
 capacity)
