@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.records import name, part_ablation, read_records
+from benchmarks.engine.ablation import write_ablation
+from benchmarks.engine.records import name, read_records
 from benchmarks.engine.report import find_cached, list_tokens, sample_chances
 from benchmarks.engine.speed import HEAD, choose_tiers, list_speeds, write_plain, write_round
 from benchmarks.engine.widths import write_nodes, write_steps
@@ -58,8 +59,7 @@ def write_speed(runs: dict[str, Records]) -> str:
     the plugin took, and the tiers that follow.
     """
     said = ""
-    for held in runs.values():
-        records, _ = part_ablation(held)
+    for records in runs.values():
         paired = {record["tree"] for record in records if record["plugin"]}
         lines = [write_plain(r) for r in records if r["tree"] not in paired]
         lines += [write_round(r) for r in records if r["plugin"]]
@@ -71,8 +71,8 @@ def write_speed(runs: dict[str, Records]) -> str:
 
 def write_widths(runs: dict[str, Records]) -> str:
     """What a width by batch and the plugin bring, then all widths, of the newest release."""
-    records, states = part_ablation(next(iter(runs.values())))
-    return f"{write_steps(records, states)}\n{write_nodes(records)}"
+    records = next(iter(runs.values()))
+    return f"{write_steps(records)}\n{write_nodes(records)}"
 
 
 def write_kit(runs: dict[str, Records]) -> str:
@@ -111,6 +111,7 @@ WRITERS: dict[str, tuple[str, Callable[[dict[str, Records]], str]]] = {
     "tp": ("tp", write_tokens),
     "speed": ("speed", write_speed),
     "widths": ("speed", write_widths),
+    "ablation": ("ablation", lambda runs: write_ablation(next(iter(runs.values())))),
     "kit": ("kit", write_kit),
     "capacity": ("capacity", write_capacity),
 }

@@ -14,8 +14,7 @@ from typing import Any
 from benchmarks.engine.answers import find_parting
 
 __all__ = [
-    "count_nodes", "name", "part_ablation", "read_records", "shorten", "spell_tree",
-    "write_lines", "write_records",
+    "count_nodes", "name", "read_records", "shorten", "spell_tree", "write_lines", "write_records",
 ]  # fmt: skip
 
 Record = dict[str, Any]
@@ -46,12 +45,6 @@ def name(record: Record) -> str:
 def spell_tree(tree: str) -> str:
     """steps x topk x nodes, as people write it."""
     return tree.replace(",", "x")
-
-
-def part_ablation(records: list[Record]) -> tuple[list[Record], list[Record]]:
-    """Those of whole systems, and those of the plugin with stored states."""
-    states = [r for r in records if r["label"].startswith("states-")]
-    return [r for r in records if r not in states], states
 
 
 def read_records(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:

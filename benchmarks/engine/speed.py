@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.records import part_ablation, read_records, spell_tree
+from benchmarks.engine.records import read_records, spell_tree
 from benchmarks.engine.report import count_rounds
 from benchmarks.pages import table
 
@@ -114,7 +114,6 @@ def main() -> None:
     files = parser.parse_args().files
     records, missing = read_records(files)
     print(json.dumps(records[0]["versions"]))
-    records, states = part_ablation(records)
     rows, losses = list_speeds(records)
     print(table(HEAD, rows), end="")
     paired = {r["tree"] for r in records if r["plugin"]}
@@ -127,8 +126,6 @@ def main() -> None:
             if what != "round"  # the device's alone
         }
         print(f"{record['label']}: host, us: {hosts}; {record['memory']}")
-    for record in states:
-        print(write_plain(record))
     print(f"BOLEGEN_TIERS={choose_tiers(records)!r}")
     print(f"no result: {missing}" if missing else "every result is there")
     print("slower: " + "; ".join(losses) if losses else "faster at every point")

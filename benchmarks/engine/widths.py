@@ -33,23 +33,17 @@ def write_nodes(records: list[Record]) -> str:
     return table(["nodes in a batch", "requests x nodes", "SGLang", "bolegen"], rows)
 
 
-def write_steps(records: list[Record], states: list[Record]) -> str:
-    """Tokens a second, cumulatively: one width of SGLang's, its best, the plugin's verifier with a
-    state stored for every node (``states``, of few widths), and with factors.
-    """
+def write_steps(records: list[Record]) -> str:
+    """Tokens a second: one width, the best of SGLang's, the best with the plugin."""
     stock, ours = (speeds_by_width(records, plugin) for plugin in (False, True))
-    drafted = {r["tree"] for r in records if r["plugin"]}
-    passed = [r for r in records if r["tree"] not in drafted]
-    stored = speeds_by_width([*passed, *states], True) if states else {}
     rows = []
     for batch in (run["batch"] for run in records[0]["runs"]):
         fixed = stock[FIXED, batch]
         cells = [str(batch), f"{fixed:.0f}"]
-        for speeds in (stock, stored, ours):
-            widths = [n for n, b in speeds if b == batch]
-            nodes = max(widths, key=lambda n: speeds[n, batch], default=0)
-            best = speeds.get((nodes, batch), 0.0)
-            cells.append(f"{best:.0f} ({nodes}), {best / fixed:.2f}x" if nodes else "")
+        for speeds in (stock, ours):
+            nodes = max((n for n, b in speeds if b == batch), key=lambda n: speeds[n, batch])
+            best = speeds[nodes, batch]
+            cells.append(f"{best:.0f} ({nodes}), {best / fixed:.2f}x")
         rows.append(cells)
-    steps = ["+ a width by batch", "+ parallel verifier, states stored", "+ factors"]
-    return table(["batch", f"SGLang's trees of {FIXED}", *steps], rows)
+    head = ["batch", f"SGLang's trees of {FIXED}", "+ a width by batch", "+ bolegen"]
+    return table(head, rows)

@@ -212,7 +212,7 @@ def test_rows_past_those_there_is_room_for_are_padding(engine: Any) -> None:
 def test_the_pool_holds_factors_in_place_of_snapshots(engine: Any) -> None:
     cache = start().pool.mamba_cache
     assert cache.intermediate_ssm.shape == (2, 3, NODES, 2, HEADS[1])
-    assert cache.intermediate_conv_window[0].shape == (2, 3, NODES + 3, 64)
+    assert cache.intermediate_conv_window[0].shape == (2, 3, NODES, 64)
 
 
 def test_a_pool_for_drafts_is_the_engines_own(engine: Any) -> None:

@@ -114,7 +114,7 @@ def allocate(original: Method, pool: Any, **options: Any) -> None:
     kept = {
         f.name: getattr(pool.mamba_cache, f.name) for f in dataclasses.fields(pool.mamba_cache)
     }
-    windows = [factors.rows, factors.window_keys]
+    windows = [factors.rows]
     pool.mamba_cache = pool.SpeculativeState(
         **kept, intermediate_ssm=factors.gates, intermediate_conv_window=windows
     )
