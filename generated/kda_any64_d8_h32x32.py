@@ -10,7 +10,7 @@ gates     g = -exp(A_log) softplus(a + dt_bias) a key channel; beta = sigmoid(b)
 numerics  contract fp32; state in two bf16 terms; Y in bf16x3 and two bf16 terms, as R
 factors   replay, 41088 bytes a node (a state snapshot: 2170880)
 solver    substitution; blocks of 16, 16, 16, 16; 64 columns of G
-digest    0df4d74866ab1647
+digest    df19fde2dea18486
 compiler  bolegen 0.1.0; regenerate instead of editing; imports torch and triton only
 
 For one value head with state S before the tree (paper: Bole, eq. 2):
@@ -78,7 +78,7 @@ MODULE = Module(
     readout="split",
     factors="replay",
     schedules=("tiled", "folded"),
-    digest="0df4d74866ab1647",
+    digest="df19fde2dea18486",
 )
 # how pairs of float32 are multiplied; AMD has no tf32x3
 DOT = "tf32x3" if torch.version.hip is None else "bf16x6"
@@ -146,10 +146,11 @@ def _sigmoid(b_x):
 def _log_decay(b_x, b_log):
     """g = -exp(A_log) softplus(a + dt_bias), natural logarithm, at least -1000 (a decay of 0)."""
     b_log = tl.where(b_log > 1000.0, 1000.0, tl.where(b_log < -1000.0, -1000.0, b_log))
-    b_soft = _softplus(b_x)
-    # far below zero softplus(x) is e^x, which may underflow while exp(A_log) overflows
-    hi, lo = _add(b_log, 0.0, b_x)
-    b_g = tl.where(b_x < -20.0, -_exp(hi, lo), -_exp(b_log, 0.0) * b_soft)
+    b_g = -_exp(b_log, 0.0) * _softplus(b_x)
+    # far below zero softplus(x) is e^x, which may underflow: up to e^60 times that, a decay of 1
+    if b_log > 60.0:
+        hi, lo = _add(b_log, 0.0, b_x)
+        b_g = tl.where(b_x < -20.0, -_exp(hi, lo), b_g)
     return tl.where(b_g < -1000.0, -1000.0, b_g)
 
 

@@ -140,6 +140,9 @@ EXTREMES = [
     (200.0, -19.0),
     (200.0, -210.0),  # and the softplus underflows, so that the decay is neither 0 nor 1
     (88.0, -88.0),
+    (60.0, -60.0),
+    (60.0, -110.0),
+    (60.5, -61.0),
     (-1000.0, 3.0),  # exp(A_log) is 0: no decay at all
     (INF, 1.0),
     (-INF, 1.0),
@@ -155,6 +158,7 @@ EXTREMES = [
     ("mixer", "layout", "A_log", "a"),
     [
         *(("gdn", layout, *case) for layout in LAYOUTS for case in EXTREMES),
+        *(("kda", "replay", *case) for case in EXTREMES),
         # an infinite write gate is no gate
         *(("mamba2", "replay", *case) for case in EXTREMES if case[1] < INF),
         *(("lightning", "pku", *case) for case in EXTREMES[2:8:2]),
