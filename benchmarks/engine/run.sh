@@ -11,7 +11,7 @@
 # kit: SGLang's own attention test kit, without and with the plugin; KIT: a folder with its test folder.
 # speed: random weights at Qwen3.5-9B's shapes with KERNEL_MODEL's tokenizer; accepted lengths simulated,
 #        engines start together and measure one by one.
-# ablation: the same with SGLang's trees, the plugin with a state stored for every node, and the plugin; SYSTEMS.
+# ablation: the same with SGLang's trees, the plugin with a state stored for every node, and the plugin.
 # capacity: KV tokens of a server that takes all it can, without and with the plugin.
 # offline: decoding by batch and context, random weights at MODEL_SHAPE (4b, 9b, 27b), acceptance simulated.
 #         LAYERS; CONTEXTS ("TOKENS:BATCH,... ..."); SYSTEMS: what starts together, " / " before the next to start.
@@ -208,13 +208,11 @@ speed | ablation)
     share='{"mem_fraction_static": 0.97, "max_total_tokens": 16384, "load_format": "dummy", "sleep_on_idle": true}'
     common=(--model "$home/m_9b" --new-tokens 200 --batch 1,4,8,16 --requests 16 --repeats 5 --extra "$share")
     # in waves, to fit into memory
-    if [ $what = speed ]; then
-        together "ar stock-4,1,5 stock-4,4,16 ours-4,4,16 / stock-6,4,40 ours-6,4,40 / stock-8,4,64 ours-8,4,64" "${common[@]}"
-        python3 "$root/benchmarks/engine/speed.py" "${files[@]}"
-    else
-        together "${SYSTEMS:-ar stock-4,4,16 states-4,4,16 ours-4,4,16 / stock-6,4,40 states-6,4,40 ours-6,4,40}" "${common[@]}"
-        python3 "$root/benchmarks/engine/ablation.py" "${files[@]}"
-    fi
+    systems="ar stock-4,1,5 stock-4,4,16 ours-4,4,16 / stock-6,4,40 ours-6,4,40 / stock-8,4,64 ours-8,4,64"
+    [ $what = ablation ] &&
+        systems="ar stock-4,4,16 states-4,4,16 ours-4,4,16 / stock-6,4,40 states-6,4,40 ours-6,4,40"
+    together "$systems" "${common[@]}"
+    python3 "$root/benchmarks/engine/$what.py" "${files[@]}"
     ;;
 capacity)
     alone='{"mem_fraction_static": 0.5, "load_format": "dummy", "disable_decode_cuda_graph": true}'

@@ -19,6 +19,7 @@ import torch
 from bolegen_runtime.arguments import INTEGERS, expect_kind, expect_tensor, expect_whole
 
 __all__ = [
+    "OF_LAYERS",
     "CanonicalState",
     "LayerWeights",
     "LifetimeError",
@@ -30,10 +31,9 @@ __all__ = [
 ]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-_UNTIL_ACCEPTANCE = (
-    *("rows", "window_keys", "kept", "gates", "rates", "keys", "u"),
-    *("live", "parents"),
-)
+# factors that each layer has its own of
+OF_LAYERS = ("rows", "window_keys", "kept", "gates", "rates", "keys", "u")
+_UNTIL_ACCEPTANCE = (*OF_LAYERS, "live", "parents")
 
 
 class LifetimeError(RuntimeError):

@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from bolegen_runtime.lifetimes import CanonicalState, LifetimeError
+from bolegen_runtime.lifetimes import OF_LAYERS, CanonicalState, LifetimeError
 
 __all__ = ["Pending"]
-
-_OF_LAYERS = ("rows", "window_keys", "kept", "gates", "rates", "keys", "u")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,5 +50,5 @@ class Pending:
 
 def _take_layer(factors: Any, layer: int) -> Any:
     """The factors of one layer alone: views."""
-    held = {name: t for name, t in vars(factors).items() if name in _OF_LAYERS}
+    held = {name: t for name, t in vars(factors).items() if name in OF_LAYERS}
     return replace(factors, **{n: t[layer : layer + 1] for n, t in held.items() if t is not None})

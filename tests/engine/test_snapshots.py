@@ -8,29 +8,21 @@ import torch
 
 from benchmarks.engine import snapshots
 from bolegen_runtime.sglang import hooks, register
+from engine.test_hooks import commit, found, start
 from support.sglang_fakes import HookRegistry, install_fakes
 from support.sglang_rounds import STAR, TREE, Server, bounds_flags
 
 
-def start(monkeypatch: pytest.MonkeyPatch) -> Server:
-    monkeypatch.setattr(hooks, "active", hooks.Active())
-    monkeypatch.setenv("BOLEGEN_ENABLE", "1")
-    monkeypatch.setenv("BOLEGEN_CACHE_DIR", "off")
-    engine = install_fakes(monkeypatch, "0.5.17", bounds_flags())
+def serve(patch: pytest.MonkeyPatch) -> Server:
+    """A server whose module is not checked: what is replaced lies below the checks."""
+    patch.setattr(hooks, "active", hooks.Active())
+    patch.setenv("BOLEGEN_ENABLE", "1")
+    patch.setenv("BOLEGEN_CACHE_DIR", "off")
+    engine = install_fakes(patch, "0.5.17", bounds_flags())
     register()
     HookRegistry.apply()
-
-    def found(module: str, name: str) -> type:
-        kind: type = getattr(importlib.import_module(f"sglang.srt.{module}"), name)
-        return kind
-
     found("managers.scheduler", "Scheduler")(SimpleNamespace(**engine.flags), None)
-    backends = (
-        found("layers.attention.linear.gdn_backend", "GDNAttnBackend"),
-        found("layers.attention.hybrid_linear_attn_backend", "HybridLinearAttnBackend"),
-    )
-    runner = found("model_executor.model_runner", "ModelRunner")()
-    return Server.start(backends, found("mem_cache.memory_pool", "MambaPool"), runner)
+    return start()
 
 
 def test_rounds_are_those_of_the_plugin_within_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,14 +32,11 @@ def test_rounds_are_those_of_the_plugin_within_rounding(monkeypatch: pytest.Monk
             if stored:
                 keep_original(patch)
                 snapshots.install()
-            server = start(patch)
+            server = serve(patch)
             for last in ([4, 5, 0], [0, 0, 3]):
                 server.plan([TREE, STAR, TREE], [5, 2, -1], torch.int32)
                 server.forward(3)
-                server.attention.update_mamba_state_after_mtp_verify(
-                    last_correct_step_indices=torch.tensor(last),
-                    mamba_track_indices=None, mamba_steps_to_track=None, model=None,
-                )  # fmt: skip
+                commit(server, last)
             verifier = next(iter(server.pool.bolegen_verifiers.values()))
             assert hasattr(verifier, "states") == stored
             pools.append(server.pool.mamba_cache)
