@@ -23,7 +23,7 @@ from bolegen_runtime.contract import (
     read_trees,
     refuse_unbounded,
 )
-from bolegen_runtime.lifetimes import sum_bits
+from bolegen_runtime.lifetimes import OF_LAYERS, sum_bits
 
 __all__ = ["CheckedError", "CheckedModule", "check_findings"]
 
@@ -53,6 +53,7 @@ class CheckedModule(ModuleType):
         refuse_unbounded(module)
         self._module = module
         self._rounds: dict[int, dict[int, _Verified]] = {}
+        self._whole: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
@@ -78,17 +79,18 @@ class CheckedModule(ModuleType):
         with _refused_by(commit, args, kwargs):
             _refuse_capture(at["state"])
             pools = [at[name] for name in _POOLS if at[name] is not None]
-            rounds = self._open_round(at["factors"], pools[0].shape[0])
+            held, first = self._find_rounds(at["factors"])
+            rounds = _open_round(held, range(first, first + pools[0].shape[0]))
             writes = _plan_writes(rounds[0][0], at)
             marks = [[_mark(pool[layer]) for pool in pools] for layer in range(len(rounds))]
             _expect_verified(rounds, writes, marks)
             sources = [rounds[0][0].slots[row] for row, _ in writes.values()]
             before = [pool[:, sources] for pool in pools]
         commit(*args, **kwargs)
-        self._rounds_of(at["factors"]).clear()  # a round is committed once
         found = []
         for layer, (r, _) in enumerate(rounds):
-            _expect_others(layer, [pool[layer] for pool in pools], marks[layer], set(writes))
+            held.pop(r.layer)  # a round is committed once
+            _expect_others(r.layer, [pool[layer] for pool in pools], marks[layer], set(writes))
             for i, (slot, (row, node)) in enumerate(writes.items()):
                 both = [pool[layer, i] for pool in before], [pool[layer, slot] for pool in pools]
                 found += measure_commit(self._module, r, row, node, slot, both)
@@ -165,20 +167,40 @@ class CheckedModule(ModuleType):
         """Layers verified since the last commit of these factors."""
         key = id(factors)
         if key not in self._rounds:
-            self._rounds[key] = {}
+            self._rounds[key], self._whole[key] = {}, factors
             weakref.finalize(factors, self._rounds.pop, key, None)
         return self._rounds[key]
 
-    def _open_round(self, factors: Any, layers: int) -> list[_Verified]:
-        """The round that may be committed."""
-        rounds = self._rounds_of(factors)
-        missing = [layer for layer in range(layers) if layer not in rounds]
-        if missing:
-            raise CheckedError(
-                f"commit of {layers} layers: expected each to be verified since the last commit, "
-                f"but layer {missing[0]} was not; verify every layer, then commit once"
-            )
-        return [rounds[layer] for layer in range(layers)]
+    def _find_rounds(self, factors: Any) -> tuple[dict[int, _Verified], int]:
+        """The same, and the first of the layers that these factors have: 0, or a view's own."""
+        for key, whole in self._whole.items():
+            layer = None if id(factors) in self._whole else _find_layer(factors, whole)
+            if layer is not None:
+                return self._rounds[key], layer
+        return self._rounds_of(factors), 0
+
+
+def _find_layer(part: Any, whole: Any) -> int | None:
+    """The layer of ``whole`` where ``part``, views of some of its layers, begins; None: none."""
+    for name in OF_LAYERS:
+        view, held = getattr(part, name, None), getattr(whole, name, None)
+        if view is None or held is None:
+            continue
+        same = view.untyped_storage().data_ptr() == held.untyped_storage().data_ptr()
+        layer, rest = divmod(view.storage_offset() - held.storage_offset(), held.stride(0) or 1)
+        return layer if same and not rest and 0 <= layer < held.shape[0] else None
+    return None
+
+
+def _open_round(rounds: dict[int, _Verified], layers: range) -> list[_Verified]:
+    """The round that may be committed."""
+    missing = [layer for layer in layers if layer not in rounds]
+    if missing:
+        raise CheckedError(
+            f"commit of {len(layers)} layers: expected each to be verified since the last commit, "
+            f"but layer {missing[0]} was not; verify every layer, then commit once"
+        )
+    return [rounds[layer] for layer in layers]
 
 
 def check_findings(found: Sequence[Finding]) -> None:

@@ -98,16 +98,21 @@ def test_folded_rounds_are_those_that_commit_at_once(
     assert_all_same([*outs, rounds[0].state, rounds[0].conv_state], apart)
 
 
+@pytest.mark.parametrize("again", [True, False], ids=["verified again", "flushed"])
 @pytest.mark.parametrize(
-    ("again", "claims"),
-    [(True, SlotClaims()), (False, None)],
-    ids=["verified again", "flushed"],
+    ("wrap", "claims"),
+    [(lambda m: m, SlotClaims()), (CheckedModule, None)],
+    ids=["claims", "checked"],
 )
 def test_a_round_dropped_half_way_commits_no_layer_twice(
-    m: ModuleType, apart: list[torch.Tensor], again: bool, claims: SlotClaims | None
+    m: ModuleType,
+    apart: list[torch.Tensor],
+    again: bool,
+    wrap: Callable[[ModuleType], ModuleType],
+    claims: SlotClaims | None,
 ) -> None:
     rounds = draw(m)
-    turn = start(m, rounds[0], claims=claims)
+    turn = start(wrap(m), rounds[0], claims=claims)
     play(turn, rounds[0], LASTS[0])
     turn.begin(rounds[0].slots)
     verify(turn, rounds[1], 0)
