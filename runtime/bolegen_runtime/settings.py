@@ -17,6 +17,7 @@ GENERATED_DIR = "BOLEGEN_GENERATED_DIR"
 CHECKED = "BOLEGEN_CHECKED"
 ENABLE = "BOLEGEN_ENABLE"
 TIERS = "BOLEGEN_TIERS"
+CHAINS = "BOLEGEN_CHAINS"
 OFF = "off"
 
 
@@ -29,6 +30,7 @@ class Settings:
     checked: `load` gives a CheckedModule, which runs the recurrence beside every call.
     enable: engine plugins hook into their engine.
     tiers: what the SGLang plugin is told of trees by batch size.
+    chains: the SGLang plugin verifies chains as well, which it else passes on.
     """
 
     cache_dir: Path | None = None
@@ -36,6 +38,7 @@ class Settings:
     checked: bool = False
     enable: bool = False
     tiers: str = ""
+    chains: bool = False
 
     def __post_init__(self) -> None:
         for name in ("cache_dir", "generated_dir"):
@@ -46,8 +49,8 @@ class Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """BOLEGEN_CACHE_DIR ("off" for none), BOLEGEN_GENERATED_DIR, BOLEGEN_CHECKED and
-        BOLEGEN_ENABLE (1 or 0), BOLEGEN_TIERS.
+        """BOLEGEN_CACHE_DIR ("off" for none), BOLEGEN_GENERATED_DIR, BOLEGEN_CHECKED,
+        BOLEGEN_ENABLE and BOLEGEN_CHAINS (1 or 0), BOLEGEN_TIERS.
 
         Empty counts as unset; anything but 1 and 0 is a ValueError for the flags. Without a
         cache folder, $XDG_CACHE_HOME/bolegen, then ~/.cache/bolegen. RuntimeWarning where there
@@ -61,6 +64,7 @@ class Settings:
             checked=_flag(environ, CHECKED),
             enable=_flag(environ, ENABLE),
             tiers=environ.get(TIERS, ""),
+            chains=_flag(environ, CHAINS),
         )
 
 

@@ -48,6 +48,24 @@ def test_without_trees_every_flag_is_the_engines_own(
     assert read_bounds(TREES | change | also) is None
 
 
+def test_chains_are_served_where_they_are_asked_for() -> None:
+    chain = TREES | {"speculative_eagle_topk": 1, "speculative_num_draft_tokens": 5}
+    assert read_bounds(chain, chains=True) == (TreeBounds(5, 4, chain=True),)
+    assert read_bounds(TREES, chains=True) == read_bounds(TREES)
+    assert read_bounds({"speculative_algorithm": None}, chains=True) is None
+    with pytest.raises(PluginError, match="enable-linear-replayssm is True"):
+        read_bounds(chain | {"enable_linear_replayssm": True}, chains=True)
+    with pytest.raises(PluginError, match="got STANDALONE; take one of them, or unset BOLEGEN_CH"):
+        read_bounds(chain | {"speculative_algorithm": "STANDALONE"}, chains=True)
+    # its root may branch, and the engine tells no links
+    ngram = chain | {"speculative_algorithm": "NGRAM"}
+    assert read_bounds(ngram) is None
+    with pytest.raises(PluginError, match="--speculative-ngram-max-bfs-breadth: expected above 1"):
+        read_bounds(ngram, chains=True)
+    with pytest.raises(PluginError, match="BOLEGEN_CHAINS: expected chains of one length"):
+        read_bounds(chain | {"speculative_adaptive": True}, chains=True)
+
+
 @pytest.mark.parametrize("name", SERVED)
 def test_a_refusal_names_the_flag_and_the_way_out(name: str) -> None:
     with pytest.raises(PluginError, match=f"--{name.replace('_', '-')} is 'odd'.*BOLEGEN_ENABLE"):

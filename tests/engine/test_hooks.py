@@ -14,18 +14,40 @@ import torch
 from bolegen_runtime.sglang import PluginError, find_release, hooks, register
 from bolegen_runtime.sglang.verifier import count_bytes
 from support.sglang_fakes import Engine, HookRegistry, install_fakes, make_params
-from support.sglang_rounds import DIMS, HEADS, NODES, STAR, TREE, Server, batch_of, bounds_flags
+from support.sglang_rounds import (
+    CHAIN,
+    DIMS,
+    HEADS,
+    NODES,
+    STAR,
+    TREE,
+    Server,
+    batch_of,
+    bounds_flags,
+    chain_flags,
+)
 
 GIB = 1 << 30
 
 
 @pytest.fixture(params=["0.5.17"])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    return begin(monkeypatch, request.param, bounds_flags())
+
+
+@pytest.fixture
+def chains(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("BOLEGEN_CHAINS", "1")
+    return begin(monkeypatch, "0.5.23", chain_flags())
+
+
+def begin(monkeypatch: pytest.MonkeyPatch, version: str, flags: dict[str, Any]) -> Engine:
+    """A fake engine with the plugin, as far as its scheduler."""
     monkeypatch.setattr(hooks, "active", hooks.Active())
     monkeypatch.setenv("BOLEGEN_ENABLE", "1")
     monkeypatch.setenv("BOLEGEN_CHECKED", "1")
     monkeypatch.setenv("BOLEGEN_CACHE_DIR", "off")
-    engine = install_fakes(monkeypatch, request.param, bounds_flags())
+    engine = install_fakes(monkeypatch, version, flags)
     register()
     HookRegistry.apply()
     found("managers.scheduler", "Scheduler")(SimpleNamespace(**engine.flags), None)
@@ -103,6 +125,21 @@ def test_rounds_follow_the_recurrence_and_are_the_modules_own(
     server = start(state_dtype=state_dtype)
     for last in ([4, 5, 0], [0, 0, 3]):  # the second round starts from what the first committed
         follow(server, [TREE, STAR, TREE], [5, 2, -1], last, dtype, wide=7)
+
+
+def test_chains_follow_the_recurrence_without_links(chains: Any) -> None:
+    server = start()
+    verifier = server.pool.bolegen_verifiers[NODES]
+    assert verifier.module.MODULE.name.startswith(f"gdn_chain{NODES - 1}_")
+    # in the second round a request is padded, in both one accepts all
+    for slots, last in (([5, 2, 7], [4, NODES - 1, 0]), ([5, 2, -1], [0, 2, 3])):
+        follow(server, [CHAIN, CHAIN, CHAIN], slots, last, torch.int32, wide=7)
+    row, once = count_bytes(hooks.active.specs[0])
+    assert verifier.bytes <= 3 * row + once
+    # of two layers and four requests: SGLang's windows of a chain overlap, those of trees do not
+    state, channels = 2 * 16 * 16 * 4, (2 + 2) * 16 * 2
+    want = 2 * 4 * (NODES * state + (NODES + 4 - 2) * channels)
+    assert verifier.report()["snapshot_bytes"] == want
 
 
 def test_the_tracked_ancestor_is_written_beside_the_accepted_node(engine: Any) -> None:
@@ -242,4 +279,4 @@ def test_server_info_shows_what_was_counted(engine: Any) -> None:
     assert (shown["bolegen_rounds_total"], shown["bolegen_requests_total"]) == (1, 2)
     assert shown["bolegen_live_nodes_total"] == 5 + 6
     assert shown["bolegen_accepted_length_nodes"]["count"] == 2
-    assert shown["snapshot_bytes"] > shown["round_bytes"]
+    assert shown["snapshot_bytes"] == 2 * 4 * NODES * (2 * 16 * 16 * 4 + 3 * (2 + 2) * 16 * 2)

@@ -11,12 +11,13 @@ from support.rounds import Round, make_round
 from support.sglang_fakes import make_params
 from support.trees import links_of
 
-__all__ = ["DIMS", "HEADS", "NODES", "Server", "bounds_flags"]
+__all__ = ["CHAIN", "DIMS", "HEADS", "NODES", "Server", "bounds_flags", "chain_flags"]
 
 HEADS, DIMS, NODES, DEPTH = (1, 2), (16, 16), 6, 3
 # a node with two children, a chain to the full depth, an orphan: its parent was not chosen
 TREE = [-1, 0, 0, 1, 3, 9]
 STAR = [-1, 0, 0, 0, 0, 0]
+CHAIN = list(range(-1, NODES - 1))
 
 
 def bounds_flags() -> dict[str, Any]:
@@ -27,6 +28,11 @@ def bounds_flags() -> dict[str, Any]:
         "speculative_num_steps": DEPTH,
         "speculative_num_draft_tokens": NODES,
     }
+
+
+def chain_flags() -> dict[str, Any]:
+    """Flags of a server that verifies chains of as many nodes."""
+    return bounds_flags() | {"speculative_eagle_topk": 1, "speculative_num_steps": NODES - 1}
 
 
 @dataclass
@@ -76,19 +82,23 @@ class Server:
         linear, attention = (made.__new__(made) for made in backends)
         linear.req_to_token_pool, attention.linear_attn_backend = req_pool, linear
         verifier = pool.bolegen_verifiers[NODES]
+        trees = None if verifier.spec.bounds.chain else [TREE] * rows
         data = make_round(
-            verifier.module, batch=rows, layers=2, slots=8, trees=[TREE] * rows, log_rate=(-4, 0)
+            verifier.module, batch=rows, layers=2, slots=8, trees=trees, log_rate=(-4, 0)
         )
         pool.mamba_cache.temporal.copy_(data.state)
         pool.mamba_cache.conv[0].copy_(data.conv_state)
         return cls(pool, req_pool, linear, attention, layer_ids, data)
 
     def plan(self, trees: list[list[int]], slots: list[int], dtype: torch.dtype) -> None:
-        """The forward's metadata: int64 in eager mode, int32 buffers in a graph."""
+        """The forward's metadata: int64 in eager mode, int32 buffers in a graph; chains have no
+        links.
+        """
         first, sibling = zip(*map(links_of_orphans, trees), strict=True)
+        chains = all(tree == CHAIN for tree in trees)
         self.linear.forward_metadata = SimpleNamespace(
-            retrieve_next_token=torch.tensor(first, dtype=dtype),
-            retrieve_next_sibling=torch.tensor(sibling, dtype=dtype),
+            retrieve_next_token=None if chains else torch.tensor(first, dtype=dtype),
+            retrieve_next_sibling=None if chains else torch.tensor(sibling, dtype=dtype),
             mamba_cache_indices=torch.tensor(slots, dtype=torch.int32),
         )
 
@@ -121,13 +131,13 @@ class Server:
         pools = self.pool.mamba_cache
         rows, nodes = len(trees), len(trees[0])
         live = torch.tensor([[p < nodes for p in tree] for tree in trees])
+        parents = torch.tensor([[p if p < nodes else -1 for p in tree] for tree in trees])
         d = self.data.with_clones()
         return replace(
             d, x=d.x[:, :rows, :nodes], a=d.a[:, :rows, :nodes], b=d.b[:, :rows, :nodes],
             slots=torch.tensor(slots),
             state=pools.temporal.clone(), conv_state=pools.conv[0].clone(),
-            parents=torch.tensor([[p if p < nodes else -1 for p in tree] for tree in trees]),
-            live=live,
+            parents=None if d.parents is None else parents, live=live,
         )  # fmt: skip
 
 

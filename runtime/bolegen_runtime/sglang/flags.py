@@ -31,22 +31,29 @@ SERVED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class TreeBounds:
-    """What every tree of a server keeps to: nodes with the root, depth in edges."""
+    """What every tree of a server keeps to: nodes with the root, depth in edges; ``chain``: all
+    of them are that many nodes in a row, and the engine tells no links.
+    """
 
     nodes: int
     depth: int
+    chain: bool = False
 
 
 def read_bounds(
-    flags: Mapping[str, Any], tiers: tuple[Tier, ...] = (), *, ngram: bool = True
+    flags: Mapping[str, Any],
+    tiers: tuple[Tier, ...] = (),
+    *,
+    ngram: bool = True,
+    chains: bool = False,
 ) -> tuple[TreeBounds, ...] | None:
     """The bounds that the resolved flags and tiers set, the widest first; None where the server
-    verifies no trees. ``ngram``: of the release. Raises PluginError for a flag under which trees
-    are not served.
+    verifies none of what is asked for: trees, and ``chains`` if so. ``ngram``: of the release.
+    Raises PluginError for a flag under which they are not served.
     """
     algorithm = flags.get("speculative_algorithm")
     topk = flags.get("speculative_eagle_topk") or 0
-    if algorithm is None or topk <= 1:
+    if algorithm is None or topk <= (0 if chains else 1):
         if tiers:
             raise PluginError(
                 "BOLEGEN_TIERS: expected a server that verifies trees; start with "
@@ -54,16 +61,18 @@ def read_bounds(
             )
         return None
     drafters = DRAFTERS if ngram else DRAFTERS[:-1]
+    unless = f"unset BOLEGEN_{'CHAINS' if topk == 1 else 'ENABLE'}"
     if str(algorithm).upper() not in drafters:
         raise PluginError(
-            f"--speculative-algorithm: expected one of {', '.join(drafters)}, got {algorithm}"
+            f"--speculative-algorithm: expected one of {', '.join(drafters)}, got {algorithm}; "
+            f"take one of them, or {unless}"
         )
     for name, served in SERVED.items():
         if flags.get(name) not in (None, served):
             flag = f"--{name.replace('_', '-')}"
             raise PluginError(
                 f"{flag} is {flags[name]!r}, which the bolegen plugin does not serve with trees: "
-                f"leave out {flag}, or start without BOLEGEN_ENABLE=1"
+                f"leave out {flag}, or {unless}"
             )
     nodes = int(flags["speculative_num_draft_tokens"])
     if not 2 <= nodes <= MOST_NODES:
@@ -71,9 +80,22 @@ def read_bounds(
             f"--speculative-num-draft-tokens: expected 2 to {MOST_NODES}, got {nodes}"
         )
     if str(algorithm).upper() == "NGRAM":
+        if topk == 1:
+            # its matches may branch at the root even so, and SGLang tells no links then
+            raise PluginError(
+                "--speculative-ngram-max-bfs-breadth: expected above 1, where SGLang tells which "
+                f"nodes hang together; raise it, or {unless}"
+            )
         if tiers:
             raise PluginError("--speculative-algorithm NGRAM: leave out BOLEGEN_TIERS")
         return (TreeBounds(nodes, nodes - 1),)
+    if topk == 1:
+        if tiers or flags.get("speculative_adaptive"):
+            raise PluginError(
+                "BOLEGEN_CHAINS: expected chains of one length; leave out --speculative-adaptive "
+                f"and BOLEGEN_TIERS, or {unless}"
+            )
+        return (TreeBounds(nodes, nodes - 1, chain=True),)
     if tiers:
         return _read_tiers(flags, tiers, topk)
     return (TreeBounds(nodes, min(int(flags["speculative_num_steps"]), nodes - 1)),)

@@ -1,7 +1,7 @@
 """The hooks themselves: from the engine's objects to plain tensors, and nothing else.
 
-Each gets the method that it stands for, and calls it wherever there is no tree to verify: for
-topk = 1, for the draft model, for prefill and decode. What they share is one Active.
+Each gets the method that it stands for, and calls it wherever there is nothing to verify: for
+chains unless asked, for the draft model, for prefill and decode. What they share is one Active.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bolegen_runtime.sglang.errors import PluginError
 from bolegen_runtime.sglang.flags import TreeBounds
 from bolegen_runtime.sglang.layers import RoundSpec, read_spec
 from bolegen_runtime.sglang.tiers import Tiers
-from bolegen_runtime.sglang.verifier import TreeVerifier, count_bytes
+from bolegen_runtime.sglang.verifier import Links, TreeVerifier, count_bytes
 from bolegen_runtime.sglang.versions import Release
 
 __all__ = ["Active", "allocate", "commit", "report", "size", "verify"]
@@ -34,10 +34,11 @@ class Active:
     """What this process serves: bounds by the flags, then specs by sizing, then verifiers by
     nodes; all of them the widest first.
 
-    bounds None: no trees, every hook passes on.
+    bounds None: no trees, and no chains that were asked for; every hook passes on.
     """
 
     release: Release | None = None
+    chains: bool = False
     tiers: Tiers | None = None
     bounds: tuple[TreeBounds, ...] | None = None
     specs: tuple[RoundSpec, ...] = ()
@@ -54,7 +55,7 @@ def size(original: Method, configurator: Any, total_rest_memory: float) -> Any:
     if configurator.hybrid_gdn_config is None or _has_side_states(configurator):
         raise PluginError(
             "the model: expected Gated DeltaNet layers (Qwen3.5, Qwen3-Next), got other linear "
-            "attention; start without BOLEGEN_ENABLE=1, or with --speculative-eagle-topk 1"
+            "attention; start without BOLEGEN_ENABLE=1"
         )
     params = configurator.mambaish_config.mamba2_cache_params
     dtype = configurator.model_config.dtype
@@ -146,7 +147,7 @@ def verify(
     b: torch.Tensor,
     **options: Any,
 ) -> torch.Tensor:
-    """Score a layer's trees, convolution included; all else is the engine's."""
+    """Score a layer's trees or chains, convolution included; all else is the engine's."""
     pool = backend.req_to_token_pool
     if not _verifiers_of(pool) or not forward_batch.forward_mode.is_target_verify():
         out: torch.Tensor = original(backend, layer, forward_batch, mixed_qkv, a, b, **options)
@@ -154,10 +155,12 @@ def verify(
     if layer.activation not in ("silu", "swish"):
         raise PluginError(f"layer {layer.layer_id}: expected SiLU, got {layer.activation}")
     metadata = backend.forward_metadata
-    links = metadata.retrieve_next_token, metadata.retrieve_next_sibling
-    if links[0] is None:  # a dummy run: nothing of it is read
-        return mixed_qkv.new_zeros(1, len(mixed_qkv), layer.num_v_heads, layer.head_v_dim)
     verifier = _verifier_of(pool, metadata)
+    links: Links | None = metadata.retrieve_next_token, metadata.retrieve_next_sibling
+    if verifier.spec.bounds.chain:
+        links = None
+    elif metadata.retrieve_next_token is None:  # a dummy run: nothing of it is read
+        return mixed_qkv.new_zeros(1, len(mixed_qkv), layer.num_v_heads, layer.head_v_dim)
     cache = pool.mamba2_layer_cache(layer.layer_id)
     weights = LayerWeights(layer.conv_weights, layer.A_log, layer.dt_bias, layer.bias)
     return verifier.verify(

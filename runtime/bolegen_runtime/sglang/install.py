@@ -34,6 +34,7 @@ def register() -> None:
         if not settings.enable:
             return
         problem = _register_all(settings.tiers)
+        hooks.active.chains = settings.chains
     except ValueError as error:
         problem = PluginError(str(error))
     _register_guard(problem)
@@ -135,9 +136,12 @@ def check_scheduler(problem: PluginError | None, server_args: Any) -> None:
         )
     flags = _read_flags(release, server_args)
     said = tiers.tiers if tiers is not None else ()
-    hooks.active.bounds = read_bounds(flags, said, ngram=release.ngram)
+    hooks.active.bounds = read_bounds(flags, said, ngram=release.ngram, chains=hooks.active.chains)
     if hooks.active.bounds is None:
-        logger.warning("bolegen has nothing to do: no speculation, or --speculative-eagle-topk 1")
+        logger.warning(
+            "bolegen has nothing to do: no speculation, or --speculative-eagle-topk 1 without "
+            "BOLEGEN_CHAINS=1"
+        )
 
 
 def check_applied(path: str, hook: Callable[..., Any]) -> bool:

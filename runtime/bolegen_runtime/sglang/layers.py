@@ -33,9 +33,10 @@ class RoundSpec:
     state_dtype: str
 
     def load_module(self) -> ModuleType:
-        """The module for trees given at run time: cached, or compiled."""
+        """The module for trees given at run time, or of a chain: cached, or compiled."""
+        nodes = self.bounds.nodes
         return load(
-            f"any:{self.bounds.nodes}",
+            f"chain:{nodes - 1}" if self.bounds.chain else f"any:{nodes}",
             depth=self.bounds.depth,
             heads=self.heads,
             dims=self.dims,
@@ -45,12 +46,16 @@ class RoundSpec:
         )
 
     def snapshot_bytes(self) -> int:
-        """What SGLang keeps a node in all layers: a state and a convolution window."""
+        """What SGLang keeps of a request in all layers: a state and a convolution window a node;
+        the windows of a chain overlap.
+        """
         (key_heads, value_heads), (d_k, d_v) = self.heads, self.dims
-        window = (2 * key_heads * d_k + value_heads * d_v) * (self.conv - 1)
+        nodes, taps = self.bounds.nodes, self.conv - 1
+        columns = nodes + taps - 1 if self.bounds.chain else nodes * taps
         size = {"bf16": 2, "fp16": 2, "fp32": 4}
-        state = value_heads * d_v * d_k * size[self.state_dtype]
-        return self.layers * (state + window * size[self.dtype])
+        windows = columns * (2 * key_heads * d_k + value_heads * d_v) * size[self.dtype]
+        states = nodes * value_heads * d_v * d_k * size[self.state_dtype]
+        return self.layers * (states + windows)
 
 
 def read_spec(bounds: TreeBounds, params: Any, layers: int, dtype: torch.dtype) -> RoundSpec:

@@ -16,7 +16,7 @@ from bolegen_runtime.metrics import Metrics
 from bolegen_runtime.sglang.layers import RoundSpec
 from bolegen_runtime.topology import trace_links
 
-__all__ = ["TreeVerifier", "count_bytes"]
+__all__ = ["Links", "TreeVerifier", "count_bytes"]
 
 Links = tuple[torch.Tensor, torch.Tensor]
 
@@ -29,8 +29,10 @@ class TreeVerifier:
         self.module = spec.load_module()
         self.factors = self.module.allocate(batch, spec.layers, device)
         nodes = spec.bounds.nodes
-        self.parents = torch.full((batch, nodes), -1, dtype=torch.int32, device=device)
-        self.live = torch.zeros(batch, nodes, dtype=torch.bool, device=device)
+        # a chain has nothing to trace
+        kept = 0 if spec.bounds.chain else batch
+        self.parents = torch.full((kept, nodes), -1, dtype=torch.int32, device=device)
+        self.live = torch.zeros(kept, nodes, dtype=torch.bool, device=device)
         self.metrics = Metrics(self.module, device)
         self._looked_at: set[int] = set()
 
@@ -49,14 +51,15 @@ class TreeVerifier:
         weights: LayerWeights,
         pools: tuple[torch.Tensor, torch.Tensor],
         slots: torch.Tensor,
-        links: Links,
+        links: Links | None,
     ) -> torch.Tensor:
         """Score one layer: x [R * N, C] before the convolution -> [1, R * N, Hv, d_v].
 
         a, b [R * N, Hv] or [1, R * N, Hv]; pools: the layer's states [slots, Hv, d_v, d_k] and
         windows [slots, C, W-1]; slots [R], negative = padded; links: first children and next
-        siblings [R, N]. Layer 0 traces the tree for all. Rows behind as many requests as there is
-        room for are padding as well, whatever their slots: zeros. Raises ValueError.
+        siblings [R, N], None for chains. Layer 0 traces the tree for all. Rows behind as many
+        requests as there is room for are padding as well, whatever their slots: zeros. Raises
+        ValueError.
         """
         nodes, heads = self.spec.bounds.nodes, self.spec.heads[1]
         given = x.shape[0] // nodes
@@ -64,10 +67,13 @@ class TreeVerifier:
             raise ValueError(f"x: expected requests of {nodes} nodes, got {x.shape[0]} rows")
         # engines that align batches may pad them past what they run at once
         rows = min(given, self.factors.batch)
-        slots, parents, live = slots[:rows], self.parents[:rows], self.live[:rows]
-        if layer == 0:
+        slots = slots[:rows]
+        parents = live = None
+        if links is not None:
             first, sibling = links
-            trace_links(first[:rows], sibling[:rows], slots, parents, live)
+            parents, live = self.parents[:rows], self.live[:rows]
+            if layer == 0:
+                trace_links(first[:rows], sibling[:rows], slots, parents, live)
         self.factors.traced = layer > 0
         # each layer's arguments are looked at once, before the engine captures a graph
         self.factors.check = layer not in self._looked_at
@@ -107,12 +113,12 @@ class TreeVerifier:
         """Compile what no capture of verify compiles, by a commit of a padded row."""
         if isinstance(self.module, CheckedModule):  # commits nothing that it did not verify
             return
-        slots = self.parents.new_full((1,), -1)
+        slots = torch.full((1,), -1, dtype=torch.int32, device=self.parents.device)
         none = slots.to(torch.int64)
         self.commit(pools, slots, none)
         self.commit(pools, slots, none, none, none)
         tree = none.new_full((1, self.spec.bounds.nodes), -1)
-        for links in (tree, tree.to(torch.int32)):
+        for links in () if self.spec.bounds.chain else (tree, tree.to(torch.int32)):
             trace_links(links, links, slots, self.parents[:1], self.live[:1])
         # those were no rounds
         self.metrics = Metrics(self.module, slots.device)
@@ -121,14 +127,14 @@ class TreeVerifier:
         """What /server_info shows: plain values; waits for the device."""
         counted = {name: _plain(value) for name, value in self.metrics.snapshot().items()}
         # snapshots have a row for padding as well; padded rows keep nothing here
-        snapshots = (self.factors.batch + 1) * self.spec.bounds.nodes
+        snapshots = (self.factors.batch + 1) * self.spec.snapshot_bytes()
         return {
             "module": self.module.MODULE.name,
             "nodes": self.spec.bounds.nodes,
             "depth": self.spec.bounds.depth,
             "layers": self.spec.layers,
             "round_bytes": self.bytes,
-            "snapshot_bytes": snapshots * self.spec.snapshot_bytes(),
+            "snapshot_bytes": snapshots,
             **counted,
         }
 
@@ -144,7 +150,8 @@ def count_bytes(spec: RoundSpec) -> tuple[int, int]:
         for f in (module.allocate(n, spec.layers, "meta") for n in (1, 2, 3))
     )
     row = three - two
-    return row + 5 * spec.bounds.nodes, max(one - row, two - 2 * row)
+    links = 0 if spec.bounds.chain else 5 * spec.bounds.nodes
+    return row + links, max(one - row, two - 2 * row)
 
 
 def _plain(value: Any) -> Any:
