@@ -21,24 +21,28 @@ SYSTEMS = ("stock", "states", "ours")
 
 
 def write_ablation(records: list[Record]) -> str:
-    """A row a batch: tokens a second, (the width that is best), and times the first column."""
-    speeds = {
-        (record["label"].partition("-")[0], count_nodes(record), run["batch"]): run["tokens_per_s"]
-        for record in records
-        for run in record["runs"]
-    }
-    fixed = max(nodes for system, nodes, _ in speeds if system == "stock")
+    """A row a batch: tokens a second, (the width that is best), and times the first column; no
+    step by width where a run has one.
+    """
+    speeds = {}
+    for record in records:
+        system = record["label"].partition("-")[0]
+        for run in record["runs"]:
+            at = run["batch"]
+            speeds[system, count_nodes(record, at), at] = run["tokens_per_s"]
+    widths = {nodes for system, nodes, _ in speeds if system == "stock"}
+    fixed, systems = max(widths), SYSTEMS if len(widths) > 1 else SYSTEMS[1:]
     rows = []
     for batch in (run["batch"] for run in records[0]["runs"]):
         first = speeds["stock", fixed, batch]
         cells = [str(batch), f"{speeds['ar', 1, batch]:.0f}", f"{first:.0f}"]
-        for system in SYSTEMS:
+        for system in systems:
             own = {n: speed for (s, n, b), speed in speeds.items() if (s, b) == (system, batch)}
             nodes = max(own, key=own.__getitem__)
             cells.append(f"{own[nodes]:.0f} ({nodes}), {own[nodes] / first:.2f}x")
         rows.append(cells)
-    head = ["batch", "plain decoding", f"SGLang's trees of {fixed}", "+ a width by batch",
-            "+ parallel verifier, states stored", "+ factors"]  # fmt: skip
+    steps = ["+ a width by batch", "+ parallel verifier, states stored", "+ factors"]
+    head = ["batch", "plain decoding", f"SGLang's trees of {fixed}", *steps[-len(systems) :]]
     return table(head, rows)
 
 

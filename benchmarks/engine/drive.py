@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine import simulated
 from benchmarks.engine.kernels import measure_passes
 from benchmarks.engine.margins import measure_leads
 from benchmarks.engine.measures import converse, measure_batch, sample
@@ -41,7 +42,11 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--margins", action="store_true", help="leads of plain decoding's tokens")
     parser.add_argument("--samples", type=int, default=0, help="answers at temperature 1")
     parser.add_argument("--turns", type=int, default=0, help="of conversations, cache on")
-    parser.add_argument("--accept", type=float, help="accepted length that SGLang simulates")
+    parser.add_argument(
+        "--accept",
+        type=simulated.parse_lengths,
+        help="accepted length that SGLang simulates, or STEPS:LENGTH ... for --tiers",
+    )
     parser.add_argument("--peers", type=int, default=0, help="engines to wait for")
     parser.add_argument("--extra", default="{}", help="JSON of further engine arguments")
     return parser.parse_args()
@@ -88,8 +93,8 @@ def set_environment(options: argparse.Namespace) -> None:
     """What the plugin and the engine read before they start."""
     os.environ["BOLEGEN_ENABLE"] = "1" if options.plugin else "0"
     os.environ["BOLEGEN_TIERS"] = options.tiers or ""
-    if options.accept:
-        os.environ["SGLANG_SIMULATE_ACC_LEN"] = str(options.accept)
+    os.environ["BOLEGEN_CHAINS"] = "1"
+    os.environ |= simulated.environment(options.accept)
 
 
 def read_versions() -> dict[str, str]:
@@ -150,6 +155,7 @@ def main() -> None:
         "label": options.out.stem,
         "plugin": options.plugin,
         "tree": options.tree,
+        "tiers": options.tiers,
         "versions": read_versions(),
         "accept": options.accept,
         "start_s": time.monotonic() - begin,

@@ -111,7 +111,9 @@ WRITERS: dict[str, tuple[str, Callable[[dict[str, Records]], str]]] = {
     "tp": ("tp", write_tokens),
     "speed": ("speed", write_speed),
     "widths": ("speed", write_widths),
+    "lengths": ("lengths", write_tokens),
     "ablation": ("ablation", lambda runs: write_ablation(next(iter(runs.values())))),
+    "ablation 40": ("ablation-40", lambda runs: write_ablation(next(iter(runs.values())))),
     "kit": ("kit", write_kit),
     "capacity": ("capacity", write_capacity),
 }

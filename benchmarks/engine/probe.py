@@ -4,7 +4,7 @@ SGLang finds it by an entry point that run.sh writes. What it saw since it was l
 ``internal_states[0]["probe"]``, by batch size: microseconds on the device and of the host.
 ``verify`` and ``decode`` are the target's passes, ``round`` is from a pass's start to the next's.
 BOLEGEN_FAULT=NAME:N lets bolegen's verify, commit or allocate raise from its Nth call on;
-BOLEGEN_SNAPSHOTS=1 lets it store a state for every node.
+BOLEGEN_SNAPSHOTS=1 lets it store a state for every node; BOLEGEN_SIMULATED is of simulated.py.
 """
 
 import importlib
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine import snapshots
+from benchmarks.engine import simulated, snapshots
 
 __all__ = ["register"]
 
@@ -40,6 +40,9 @@ def register() -> None:
     hook("sglang.srt.managers.scheduler.Scheduler.get_internal_state", report, kinds.AFTER)
     if os.environ.get("BOLEGEN_SNAPSHOTS") == "1":
         snapshots.install()
+    if os.environ.get(simulated.KEY):
+        spec = "sglang.srt.speculative.spec_utils.generate_simulated_accept_index"
+        hook(spec, simulated.simulate, kinds.AROUND)
     fault = os.environ.get("BOLEGEN_FAULT")
     if fault:
         name, _, call = fault.partition(":")

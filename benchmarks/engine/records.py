@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.answers import find_parting
+from bolegen_runtime.sglang.tiers import parse_tiers
 
 __all__ = [
-    "count_nodes", "name", "read_records", "shorten", "spell_tree", "write_lines", "write_records",
+    "count_nodes", "find_length", "find_tree", "name", "read_records", "shorten", "spell_tree",
+    "write_lines", "write_records",
 ]  # fmt: skip
 
 Record = dict[str, Any]
@@ -26,12 +28,34 @@ NAMES = {
     "ours": "bolegen",
     "states": "bolegen, a state stored for every node",
     "tiers": "bolegen, trees by batch size",
+    "plain": "bolegen, plain decoding from two requests",
 }
 
 
-def count_nodes(record: Record) -> int:
-    """Nodes of a request that a target pass of the engine holds: 1 without drafts."""
-    return int(record["tree"].rpartition(",")[2]) if record["tree"] else 1
+def find_tree(record: Record, batch: int) -> str | None:
+    """steps,topk,nodes that an engine drafts for a batch, by its tiers if it has some; None where
+    it drafts nothing.
+    """
+    tree: str | None = record["tree"]
+    if not tree or not record.get("tiers"):
+        return tree
+    tier = [tier for tier in parse_tiers(record["tiers"]) if tier.batch <= batch][-1]
+    return f"{tier.steps},{tree.split(',')[1]},{tier.nodes}" if tier.steps else None
+
+
+def count_nodes(record: Record, batch: int) -> int:
+    """Nodes of a request that a target pass of a batch holds: 1 without drafts."""
+    tree = find_tree(record, batch)
+    return int(tree.rpartition(",")[2]) if tree else 1
+
+
+def find_length(record: Record, batch: int) -> float | None:
+    """The accepted length that was to be simulated for a batch."""
+    tree, said = find_tree(record, batch), record["accept"]
+    if isinstance(said, dict):
+        return said.get(tree.partition(",")[0]) if tree else 1.0
+    length: float | None = said
+    return length
 
 
 def name(record: Record) -> str:

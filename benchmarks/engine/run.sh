@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SGLang with and without the plugin on one GPU:
-#     bash benchmarks/engine/run.sh tokens|tiers|tp|talks|faults|kit|speed|ablation|capacity|offline|shares|online|online9b [PARTS]
+#     bash benchmarks/engine/run.sh tokens|lengths|tiers|tp|talks|faults|kit|speed|ablation|capacity|offline|chains|shares|online|online9b [PARTS]
 # tokens: MODEL (a trained hybrid with an MTP head) by plain decoding, SGLang's trees and ours, at once:
 #         greedy tokens, accepted lengths, and the law of SAMPLES answers at temperature 1.
 #         TREES (steps,topk,nodes ...) and NEW_TOKENS make it shorter.
+# lengths: MODEL with the plugin by TREES, beside a chain: tokens and accepted lengths.
 # tiers: MODEL with trees by batch size, plain decoding at the largest.
 # tp: MODEL over two GPUs, tensor parallel: as tokens, without samples.
 # talks: MODEL in conversations, prefix cache on.
@@ -11,10 +12,12 @@
 # kit: SGLang's own attention test kit, without and with the plugin; KIT: a folder with its test folder.
 # speed: random weights at Qwen3.5-9B's shapes with KERNEL_MODEL's tokenizer; accepted lengths simulated,
 #        engines start together and measure one by one.
-# ablation: the same with SGLang's trees, the plugin with a state stored for every node, and the plugin.
+# ablation: the same with SGLang's trees, the plugin with a state stored for every node, and the plugin,
+#        a wave for each of TREES.
 # capacity: KV tokens of a server that takes all it can, without and with the plugin.
 # offline: decoding by batch and context, random weights at MODEL_SHAPE (4b, 9b, 27b), acceptance simulated.
 #         LAYERS; CONTEXTS ("TOKENS:BATCH,... ..."); SYSTEMS: what starts together, " / " before the next to start.
+# chains: the same of chains, SGLang's and ours, of trees by batch size and of plain decoding with the plugin.
 # shares: MODEL_SHAPE at half its depth: what part of a target pass the linear layers take, by TREES.
 # online: MODEL under conversations that arrive at three loads, each system in turn, answers checked.
 #         SYSTEMS, TREE, RATE (conversations a second), SEEDS, TALKS and MEMORY (engine arguments) change it.
@@ -46,6 +49,9 @@ printf '[sglang.srt.plugins]\n%s\n%s\n' 'bolegen = bolegen_runtime.sglang:regist
 export PYTHONPATH="$plugin${PYTHONPATH:+:$PYTHONPATH}"
 export BOLEGEN_CACHE_DIR="$home/cache/bolegen"
 export HOST_IP=127.0.0.1 SGLANG_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo
+# trees by batch size, and what they accept, as `lengths` measured
+tiers="${TIERS:-1:8x64 4:6x24 16:5x16}"
+tiers_accept="${TIERS_ACCEPT:-8:7.0 6:5.5 5:4.9}"
 results="$home/results-$what"
 rm -rf "$results"
 mkdir -p "$results"
@@ -68,7 +74,12 @@ simulate() { # LABEL ARGUMENTS...: a system by its label, with the accepted leng
     shift
     case $system in
     ar) ;;
+    tiers-*) own=(--tree "$tree" --tiers "$tiers" --accept "$tiers_accept" --plugin) ;;
+    plain-*) own=(--tree "$tree" --tiers "1:6x40 2:0" --accept "6:5.6" --plugin) ;;
     chain-* | stock-4,1,5) own=(--tree "$tree" --accept 4.0) ;;
+    ours-*,1,*) own=(--tree "$tree" --accept 4.0 --plugin) ;;
+    stock-*,64) own=(--tree "$tree" --accept 7.0) ;;
+    ours-*,64) own=(--tree "$tree" --accept 7.0 --plugin) ;;
     stock-*,16 | stock-*,8) own=(--tree "$tree" --accept 4.3) ;;
     ours-*,16 | ours-*,8 | states-*,16) own=(--tree "$tree" --accept 4.3 --plugin) ;;
     stock-*) own=(--tree "$tree" --accept 5.6) ;;
@@ -81,14 +92,14 @@ together() { # SYSTEMS ARGUMENTS...: start them at once and measure one by one; 
     wave=() started=0 simulated=()
     for system in $1 /; do
         case $system in
-        ar | chain-* | stock-* | states-* | ours-*) wave+=("$system") simulated+=("$system") ;;
+        ar | chain-* | stock-* | states-* | ours-* | tiers-* | plain-*) wave+=("$system") simulated+=("$system") ;;
         /)
             started=$((started + ${#wave[@]}))
             for one in "${wave[@]}"; do simulate "$one" "${@:2}" --peers "$started" & done
             wait
             wave=()
             ;;
-        *) echo "run.sh: SYSTEMS: expected ar, chain-TREE, stock-TREE, states-TREE, ours-TREE or /, got $system" >&2 && exit 2 ;;
+        *) echo "run.sh: SYSTEMS: expected ar, or chain, stock, states, ours, tiers, plain with -TREE, or /, got $system" >&2 && exit 2 ;;
         esac
     done
     files=()
@@ -106,7 +117,7 @@ online() { # ARGUMENTS...: every one of SYSTEMS with them, together where PEERS 
         replayssm) label=replayssm-4,1,5 own=(--tree 4,1,5 --replayssm ${CHAIN_ACCEPT:-}) ;;
         stock) label="stock-$tree" own=(--tree "$tree" ${TREE_ACCEPT:-}) ;;
         ours) label="ours-$tree" own=(--tree "$tree" --plugin ${TREE_ACCEPT:-}) ;;
-        tiers) label="tiers-$tree" own=(--tree "$tree" --tiers "${TIERS:-1:6x40 8:4x16}" --plugin ${TREE_ACCEPT:-}) ;;
+        tiers) label=tiers-8,4,64 own=(--tree 8,4,64 --tiers "$tiers" --plugin ${TREE_ACCEPT:+--accept "$tiers_accept"}) ;;
         *) echo "run.sh: SYSTEMS: expected ar, chain, replayssm, stock, ours, tiers, got $system" >&2 && exit 2 ;;
         esac
         online_files+=("$results/$label.json")
@@ -138,6 +149,19 @@ tokens)
     files=("$results/ar.json")
     for tree in $trees; do files+=("$results/stock-$tree.json" "$results/ours-$tree.json"); done
     files+=("$results/stock-4,1,5.json")
+    python3 "$root/benchmarks/engine/report.py" "${files[@]}"
+    ;;
+lengths)
+    share='{"mem_fraction_static": 0.6, "max_total_tokens": 32768}'
+    common=(--model "$MODEL" --new-tokens "${NEW_TOKENS:-1100}" --batch 1,4,8 --extra "$share")
+    drive ar "${common[@]}" --margins &
+    drive stock-4,1,5 "${common[@]}" --tree 4,1,5 &
+    files=("$results/ar.json" "$results/stock-4,1,5.json")
+    for tree in ${TREES:-4,1,5 4,4,5 4,4,8 5,4,8 4,4,16 5,4,16 6,4,24 6,4,40 8,4,64}; do
+        drive "ours-$tree" "${common[@]}" --tree "$tree" --plugin &
+        files+=("$results/ours-$tree.json")
+    done
+    wait
     python3 "$root/benchmarks/engine/report.py" "${files[@]}"
     ;;
 tiers)
@@ -209,8 +233,10 @@ speed | ablation)
     common=(--model "$home/m_9b" --new-tokens 200 --batch 1,4,8,16 --requests 16 --repeats 5 --extra "$share")
     # in waves, to fit into memory
     systems="ar stock-4,1,5 stock-4,4,16 ours-4,4,16 / stock-6,4,40 ours-6,4,40 / stock-8,4,64 ours-8,4,64"
-    [ $what = ablation ] &&
-        systems="ar stock-4,4,16 states-4,4,16 ours-4,4,16 / stock-6,4,40 states-6,4,40 ours-6,4,40"
+    if [ $what = ablation ]; then
+        systems=ar kept="ablation${TREES:+-${TREES##*,}}"
+        for tree in ${TREES:-4,4,16 6,4,40}; do systems+=" stock-$tree states-$tree ours-$tree /"; done
+    fi
     together "$systems" "${common[@]}"
     python3 "$root/benchmarks/engine/$what.py" "${files[@]}"
     ;;
@@ -221,7 +247,7 @@ capacity)
     LIMIT=250 drive ours "${common[@]}" --plugin
     files=("$results"/{stock,ours}.json)
     ;;
-offline | shares)
+offline | chains | shares)
     shape="${MODEL_SHAPE:-9b}"
     kept="$what-$shape"
     case $what-$shape in
@@ -236,6 +262,10 @@ offline | shares)
         systems="${SYSTEMS:-ar chain-4,1,5 stock-6,4,40 ours-6,4,40}"
         contexts="${CONTEXTS:-1024:1,2,4,8,16 8192:1,4,16 32768:1,4}"
         kernels="${KERNELS-1024:1,16}"
+    elif [ $what = chains ]; then
+        systems="${SYSTEMS:-ar chain-4,1,5 ours-4,1,5 tiers-8,4,64 plain-6,4,40}"
+        contexts="${CONTEXTS:-1024:1,4,8,16}"
+        kernels="${KERNELS-}"
     else
         systems=ar
         for tree in ${TREES:-4,4,8 4,4,16 6,4,32 8,4,64}; do systems+=" stock-$tree ours-$tree"; done
@@ -266,7 +296,7 @@ online9b)
     keep ${VOUCHERS:+--vouchers "$VOUCHERS"}
     ;;
 *)
-    echo "run.sh: $what is not among tokens, tiers, tp, talks, faults, kit, speed, ablation, capacity, offline, shares, online, online9b" >&2
+    echo "run.sh: $what is not among tokens, lengths, tiers, tp, talks, faults, kit, speed, ablation, capacity, offline, chains, shares, online, online9b" >&2
     exit 2
     ;;
 esac

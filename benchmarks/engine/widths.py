@@ -15,7 +15,7 @@ def speeds_by_width(records: list[Record], plugin: bool) -> dict[tuple[int, int]
     """Tokens a second by nodes and batch; what the plugin passes on counts for both."""
     trees = {r["tree"] for r in records if r["plugin"]}
     return {
-        (count_nodes(record), run["batch"]): run["tokens_per_s"]
+        (count_nodes(record, run["batch"]), run["batch"]): run["tokens_per_s"]
         for record in records
         if record["plugin"] == plugin or record["tree"] not in trees
         for run in record["runs"]

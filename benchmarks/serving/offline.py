@@ -12,23 +12,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.records import read_records, spell_tree
+from benchmarks.engine.records import find_length, find_tree, read_records, spell_tree
 from benchmarks.engine.report import LENGTHS, count_rounds
 from benchmarks.pages import table
 from benchmarks.serving.shares import SHARES, list_shares
 
 __all__ = [
-    "GRID", "MEANS", "SPEEDS", "check_offline", "find_faults", "list_gains", "list_left_out",
-    "list_speeds", "list_waits", "main", "speeds_of",
+    "GRID", "MEANS", "PLAIN", "SPEEDS", "check_offline", "find_faults", "list_gains",
+    "list_left_out", "list_pairs", "list_plain", "list_speeds", "list_waits", "main", "speeds_of",
 ]  # fmt: skip
 
 SPEEDS = [
-    "tree", "context", "batch", "tokens/s: plain decoding", "SGLang's chain", "SGLang's trees",
-    "bolegen", "over SGLang's trees", "over decoding", "over the best of SGLang's",
-    "round, ms: SGLang's trees", "bolegen", "target pass, us: SGLang's trees", "bolegen",
+    "tree", "context", "batch", "tokens/s: plain decoding", "SGLang's chain", "SGLang's",
+    "bolegen", "over SGLang's", "over decoding", "over the best of SGLang's",
+    "round, ms: SGLang's", "bolegen", "target pass, us: SGLang's", "bolegen",
 ]  # fmt: skip
-MEANS = ["layers", "tree", "points", "over SGLang's trees", "over plain decoding",
+MEANS = ["layers", "tree", "points", "over SGLang's", "over plain decoding",
          "over the best of SGLang's", "slower than the best at (context x batch)"]  # fmt: skip
+PLAIN = ["context", "batch", "tokens/s: SGLang without drafts", "bolegen, plain decoding", "ratio"]
 GRID = [(context, batch) for context in (1024, 8192, 32768) for batch in (1, 2, 4, 8, 16)]
 Point = tuple[int, int]
 Record = dict[str, Any]
@@ -59,13 +60,13 @@ def find_faults(record: Record) -> list[str]:
     faults = []
     if record["plugin"] and not count_rounds(record):
         faults.append(f"{record['label']}: the plugin committed no round")
-    want = record["accept"]
-    faults += [
-        f"{record['label']}, {run['context']} x {run['batch']}: accepted length "
-        f"{run['accepted']:.2f}, to be simulated {want}"
-        for run in (record["runs"] if record["tree"] else [])
-        if want is None or abs(run["accepted"] - want) > LENGTHS * want
-    ]
+    for run in record["runs"] if record["tree"] else []:
+        want = find_length(record, run["batch"])
+        if want is None or abs(run["accepted"] - want) > LENGTHS * want:
+            faults.append(
+                f"{record['label']}, {run['context']} x {run['batch']}: accepted length "
+                f"{run['accepted']:.2f}, to be simulated {want}"
+            )
     return faults
 
 
@@ -79,10 +80,29 @@ def speeds_of(records: list[Record]) -> dict[str, dict[Point, float]]:
 
 
 def list_pairs(records: list[Record]) -> list[tuple[Record, Record]]:
-    """SGLang's trees and ours, of the same shape and both without a fault."""
-    held = [record for record in records if not find_faults(record)]
-    stock = {r["tree"]: r for r in held if r["label"].startswith("stock-")}
-    return [(stock[r["tree"]], r) for r in held if r["plugin"] and r["tree"] in stock]
+    """SGLang's trees or chain and ours, of the same shape and both without a fault; ours by batch
+    size are beside SGLang's first trees, or its chain.
+    """
+    own = {r["tree"]: r for r in records if r["tree"] and not r["plugin"]}
+    first = [r for r in own.values() if r["label"].startswith("stock-")] or list(own.values())
+    pairs = []
+    for ours in (r for r in records if r["plugin"] and not r["label"].startswith("plain-")):
+        stock = next(iter(first), None) if ours.get("tiers") else own.get(ours["tree"])
+        if stock and not find_faults(stock) and not find_faults(ours):
+            pairs.append((stock, ours))
+    return pairs
+
+
+def list_plain(records: list[Record]) -> list[list[str]]:
+    """Rows under PLAIN: points at which ours decodes plainly, beside an engine without drafts."""
+    speeds = speeds_of(records)
+    rows = []
+    for record in (r for r in records if r["plugin"]):
+        for at, speed in speeds.get(record["label"], {}).items():
+            if find_tree(record, at[1]) is None:
+                base = speeds["ar"][at]
+                rows.append([*map(str, at), f"{base:.0f}", f"{speed:.0f}", f"{speed / base:.3f}"])
+    return rows
 
 
 def list_speeds(records: list[Record]) -> list[list[str]]:
@@ -93,23 +113,32 @@ def list_speeds(records: list[Record]) -> list[list[str]]:
     for stock, ours in list_pairs(records):
         for theirs, run in zip(stock["runs"], ours["runs"], strict=True):
             at = _point(run)
-            ratios = _ratios(records, ours, at)
+            ratios = _ratios(records, (stock, ours), at)
             chain = max((speeds[label][at] for label in chains), default=None)
             shown = [speeds["ar"][at], chain, theirs["tokens_per_s"], run["tokens_per_s"]]
             cells = ["-" if v is None else f"{v:.0f}" for v in shown]
             cells += [f"{ratio:.2f}" for ratio in ratios]
             cells += [_spell(r, "round", 1e-3, 2) for r in (theirs, run)]
             cells += [_spell(r, "verify", 1, 0) for r in (theirs, run)]
-            rows.append([spell_tree(ours["tree"]), *map(str, at), *cells])
+            rows.append([_spell_tree(ours, at[1]), *map(str, at), *cells])
     return rows
 
 
-def _ratios(records: list[Record], ours: Record, at: Point) -> tuple[float, float, float]:
-    """How many times as fast as SGLang's trees, as plain decoding, as the best without us."""
-    speeds = speeds_of(records)
+def _ratios(
+    records: list[Record], pair: tuple[Record, Record], at: Point
+) -> tuple[float, float, float]:
+    """How many times as fast as SGLang's, as plain decoding, as the best without us."""
+    speeds, (stock, ours) = speeds_of(records), pair
     mine, plugins = speeds[ours["label"]][at], {r["label"] for r in records if r["plugin"]}
     best = max(found[at] for label, found in speeds.items() if label not in plugins)
-    return mine / speeds[f"stock-{ours['tree']}"][at], mine / speeds["ar"][at], mine / best
+    return mine / speeds[stock["label"]][at], mine / speeds["ar"][at], mine / best
+
+
+def _spell_tree(ours: Record, batch: int) -> str:
+    """The tree of a batch, and whether the engine chose it by batch size."""
+    tree = find_tree(ours, batch)
+    said = spell_tree(tree) if tree else "none"
+    return f"{said}, by batch" if ours.get("tiers") else said
 
 
 def _spell(run: Record, what: str, scale: float, digits: int) -> str:
@@ -124,15 +153,16 @@ def _spell(run: Record, what: str, scale: float, digits: int) -> str:
 def list_gains(records: list[Record]) -> list[list[str]]:
     """Rows under MEANS: geometric means with the least and most of all points."""
     rows = []
-    for _, ours in list_pairs(records):
+    for stock, ours in list_pairs(records):
         points = [_point(run) for run in ours["runs"]]
-        ratios = [_ratios(records, ours, at) for at in points]
+        ratios = [_ratios(records, (stock, ours), at) for at in points]
         lost = [f"{c} x {b}" for (c, b), found in zip(points, ratios, strict=True) if found[2] < 1]
         cells = [
             f"{statistics.geometric_mean(found):.2f} ({min(found):.2f}-{max(found):.2f})"
             for found in zip(*ratios, strict=True)
         ]
-        tree, layers = spell_tree(ours["tree"]), str(ours["model"]["layers"])
+        tree = f"by batch: {ours['tiers']}" if ours.get("tiers") else spell_tree(ours["tree"])
+        layers = str(ours["model"]["layers"])
         rows.append([layers, tree, str(len(points)), *cells, ", ".join(lost) or "-"])
     return rows
 
@@ -177,16 +207,17 @@ def main(arguments: list[str] | None = None) -> None:
     print(table(SPEEDS, list_speeds(records)), end="")
     print(table(MEANS, list_gains(records)), end="")
     print(table(SHARES, list_shares(records)), end="")
+    print(table(PLAIN, list_plain(records)), end="")
     print(list_left_out(records))
     print(f"wall clock over rounds: {'; '.join(list_waits(records))}")
     faults = [fault for record in records for fault in find_faults(record)]
     faults += [f"{r['label']}: no share: {r['no_passes']}" for r in records if "no_passes" in r]
     faults += [f"no result: {what}" for what in missing]
-    for _, ours in list_pairs(records):
-        points = [_point(run) for run in ours["runs"]]
-        slower = [at for at in points if _ratios(records, ours, at)[0] <= 1]
+    for pair in list_pairs(records):
+        points = [_point(run) for run in pair[1]["runs"]]
+        slower = [at for at in points if _ratios(records, pair, at)[0] <= 1]
         if slower:
-            faults.append(f"{ours['label']}: not faster than SGLang's trees at {slower}")
+            faults.append(f"{pair[1]['label']}: not faster than {pair[0]['label']} at {slower}")
     print("\n".join(faults) or "no faults")
     sys.exit(1 if faults else 0)
 

@@ -18,7 +18,7 @@ from benchmarks.serving.offline import (
 )
 from benchmarks.serving.shares import SHARES, list_shares
 
-__all__ = ["OFFLINE", "SHAPES", "draw_nodes", "write_shares"]
+__all__ = ["OFFLINE", "SHAPES", "draw_nodes", "write_chains", "write_shares"]
 
 Records = list[dict[str, Any]]
 
@@ -42,6 +42,15 @@ def write_speeds(runs: dict[str, Records]) -> str:
     )
 
 
+def write_chains(runs: dict[str, Records]) -> str:
+    """Every point of chains and of trees by batch size, and what it was run on."""
+    said = []
+    for shape, records in runs.items():
+        check_offline(records)
+        said.append(f"{describe(shape, records)}\n\n{table(SPEEDS, list_speeds(records))}")
+    return "\n".join(said)
+
+
 def by_nodes(records: Records) -> dict[int, dict[str, list[tuple[float, float]]]]:
     """By context and system: nodes in the batch, tokens a second."""
     speeds = speeds_of(records)
@@ -50,7 +59,7 @@ def by_nodes(records: Records) -> dict[int, dict[str, list[tuple[float, float]]]
     return {
         at: {
             name(record): [
-                (batch * count_nodes(record), speed)
+                (batch * count_nodes(record, batch), speed)
                 for (context, batch), speed in speeds[record["label"]].items()
                 if context == at
             ]

@@ -13,7 +13,13 @@ from typing import Any
 from benchmarks.engine.records import name, read_records
 from benchmarks.pages import fill, table, update
 from benchmarks.serving.check import find_faults
-from benchmarks.serving.offline_page import OFFLINE, SHAPES, draw_nodes, write_shares
+from benchmarks.serving.offline_page import (
+    OFFLINE,
+    SHAPES,
+    draw_nodes,
+    write_chains,
+    write_shares,
+)
 from benchmarks.serving.report import (
     LOADS,
     MEMORY,
@@ -101,6 +107,7 @@ def write_page(page: str, folder: Path) -> str:
     offline = read_shapes(folder, "offline")
     for mark, list_all in OFFLINE.items():
         page = fill(page, f"offline {mark}", list_all(offline) if offline else NOT_RUN)
+    page = fill(page, "chains", write_chains(read_shapes(folder, "chains")) or NOT_RUN)
     shares = read_shapes(folder, "shares")
     said = write_shares([*shares.values(), *offline.values()])
     return fill(page, "shares", said or NOT_RUN)

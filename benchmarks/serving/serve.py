@@ -13,6 +13,7 @@ from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine import simulated
 from benchmarks.engine.drive import alone, engine_arguments, read_versions, set_environment
 from benchmarks.engine.margins import measure_leads
 from benchmarks.serving.load import Clock, Request, RequestError, offer
@@ -41,7 +42,11 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tiers", help="BOLEGEN_TIERS, for the tree's steps and topk")
     parser.add_argument("--replayssm", action="store_true", help="SGLang's, for chains")
     parser.add_argument("--margins", action="store_true", help="of plain decoding's answers")
-    parser.add_argument("--accept", type=float, help="accepted length that SGLang simulates")
+    parser.add_argument(
+        "--accept",
+        type=simulated.parse_lengths,
+        help="accepted length that SGLang simulates, or STEPS:LENGTH ... for --tiers",
+    )
     parser.add_argument("--requests", type=int, default=16, help="running at once, at most")
     parser.add_argument("--rate", type=float, required=True, help="conversations a second")
     parser.add_argument("--loads", default="0.3,0.6,0.9", help="fractions of the rate")

@@ -19,7 +19,8 @@ def list_shares(records: list[Record]) -> list[list[str]]:
     found: dict[tuple[int, ...], dict[bool, tuple[float, float]]] = {}
     for record in records:
         for kept in record.get("passes", []):
-            key = kept["context"], kept["batch"], record["model"]["layers"], count_nodes(record)
+            batch = kept["batch"]
+            key = kept["context"], batch, record["model"]["layers"], count_nodes(record, batch)
             found.setdefault(key, {})[record["plugin"]] = share_of(kept)
     rows = []
     for (context, batch, layers, nodes), shares in sorted(found.items()):

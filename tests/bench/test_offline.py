@@ -156,7 +156,7 @@ def test_what_was_not_as_asked_has_no_speed(
     assert stopped.value.code == 1
     said = capsys.readouterr().out
     assert "no result: none.json" in said
-    assert "not faster than SGLang's trees at [(1024, 1), (1024, 4), (8192, 1)]" in said
+    assert "not faster than stock-4,4,16 at [(1024, 1), (1024, 4), (8192, 1)]" in said
 
 
 def test_a_pass_that_was_not_told_costs_no_speed(

@@ -372,7 +372,7 @@ def test_one_command_checks_keeps_and_fills_the_page(
     empty = page.PAGE.read_text("utf-8")
     text = page.write_page(empty, tmp_path)
     assert ("bolegen, 4x3x16 | 1 | 25 of 25, 25 asked" in text) == (code == 0)
-    assert text.count(page.NOT_RUN) == 3 + 3  # 9B's tables, and those without a load
+    assert text.count(page.NOT_RUN) == 3 + 4  # 9B's tables, and those without a load
     gains = page.compare_loads([json.loads(line) for line in kept.splitlines()])
     assert len(gains) == (4 if code == 0 else 0)
     if gains:

@@ -50,3 +50,8 @@ def test_the_ablation_takes_each_systems_best_width_over_the_first_trees() -> No
         ["1", "100", "200", "240 (16), 1.20x", "250 (40), 1.25x", "320 (40), 1.60x"],
         ["8", "800", "1000", "1700 (16), 1.70x", "900 (40), 0.90x", "1800 (16), 1.80x"],
     ]
+    # one width has no step by width
+    one = [r for r in records if r["tree"] in (None, "6,4,40")]
+    assert lines(write_ablation(one))[2] == [
+        "1", "100", "200", "250 (40), 1.25x", "320 (40), 1.60x",
+    ]  # fmt: skip
