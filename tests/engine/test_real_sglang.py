@@ -15,7 +15,17 @@ import torch
 from bolegen_runtime.sglang import PluginError, find_release, hooks, install, register
 from bolegen_runtime.sglang.flags import TreeBounds
 from support.sglang_fakes import make_params
-from support.sglang_rounds import DIMS, HEADS, NODES, STAR, TREE, Server, bounds_flags
+from support.sglang_rounds import (
+    CHAIN,
+    DIMS,
+    HEADS,
+    NODES,
+    STAR,
+    TREE,
+    Server,
+    bounds_flags,
+    chain_flags,
+)
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not there"),
@@ -33,6 +43,17 @@ def release() -> Any:
 @pytest.fixture
 def config(release: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Hooks installed by SGLang's own registry, and its configuration published."""
+    yield from configure(monkeypatch, bounds_flags())
+
+
+@pytest.fixture
+def chains(release: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The same of a server that verifies chains."""
+    monkeypatch.setenv("BOLEGEN_CHAINS", "1")
+    yield from configure(monkeypatch, chain_flags())
+
+
+def configure(monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any]) -> Iterator[Any]:
     monkeypatch.setattr(hooks, "active", hooks.Active())
     monkeypatch.setenv("BOLEGEN_ENABLE", "1")
     monkeypatch.setenv("BOLEGEN_CHECKED", "1")
@@ -43,7 +64,7 @@ def config(release: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         registry.apply_hooks()
     context = importlib.import_module("sglang.srt.runtime_context").get_context()
     with context.override_server_args(
-        device="cuda", max_running_requests=5, disable_radix_cache=True, **bounds_flags()
+        device="cuda", max_running_requests=5, disable_radix_cache=True, **flags
     ):
         yield context
 
@@ -99,6 +120,18 @@ def test_rounds_on_its_pool_and_through_its_classes(release: Any, config: Any) -
     assert cache.intermediate_ssm.shape == (2, 3, NODES, 2, HEADS[1])
     assert server.pool.mamba2_layer_cache(1).temporal.shape == (8, HEADS[1], *DIMS)
     report = server.pool.bolegen_verifiers[NODES].report()
+    assert report["bolegen_rounds_total"] == 2
+
+
+def test_chains_through_its_classes(release: Any, chains: Any) -> None:
+    server = start(release)
+    assert hooks.active.bounds == (TreeBounds(NODES, NODES - 1, chain=True),)
+    for last in ([4, NODES - 1], [0, 2]):
+        server.plan([CHAIN, CHAIN], [5, 2], torch.int32)
+        server.forward(2)
+        commit(server, last)
+    report = server.pool.bolegen_verifiers[NODES].report()
+    assert report["module"].startswith(f"gdn_chain{NODES - 1}_")
     assert report["bolegen_rounds_total"] == 2
 
 

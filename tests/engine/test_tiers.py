@@ -61,8 +61,13 @@ def test_bounds_are_the_widest_first() -> None:
     flags = TREES | {"speculative_adaptive": True}
     found = read_bounds(flags, parse_tiers("1:4x16 2:5x16 8:0"))
     assert found == (TreeBounds(16, 5), TreeBounds(1, 0))
-    with pytest.raises(PluginError, match=r"6 steps .* draft 18 tokens, .* has 16 nodes"):
+    with pytest.raises(PluginError, match=r"6 steps .* into 18 tokens' room, .* leave 16; give"):
         read_bounds(flags, parse_tiers("1:6x16 8:0"))
+    # with pages each of the topk has two of its own at 4 steps, and from plain decoding it has one
+    paged = flags | {"page_size": 8}
+    with pytest.raises(PluginError, match=r"--page-size 8 draft into 48 .* leave 24"):
+        read_bounds(paged, parse_tiers("1:4x16 8:0"))
+    assert read_bounds(paged, parse_tiers("1:4x16 8:3x8")) == (TreeBounds(16, 4), TreeBounds(8, 3))
     with pytest.raises(PluginError, match="--speculative-adaptive"):
         read_bounds(TREES, parse_tiers("1:4x16"))
     with pytest.raises(PluginError, match="at most 22 nodes with --speculative-eagle-topk 3"):

@@ -115,13 +115,25 @@ def _read_tiers(
                 f"BOLEGEN_TIERS: {tier.steps}x{tier.nodes}: expected at most {most} nodes with "
                 f"--speculative-eagle-topk {topk}"
             )
-    # SGLang makes room for a round's drafts by the widest tier, before it takes another
-    widest, deepest = max(t.nodes for t in tiers), max(t.steps for t in tiers)
-    if topk * deepest > widest:
+    # SGLang makes room for a round's drafts by the widest tier and by the steps that it leaves,
+    # before it takes another
+    page, deepest = int(flags.get("page_size") or 1), max(t.steps for t in tiers)
+    drafts, least = (_count_drafts(n, topk, page) for n in (deepest, min(t.steps for t in tiers)))
+    room = max(max(t.nodes for t in tiers), least)
+    if drafts > room:
+        paged = f" and --page-size {page}" if page > 1 else ""
         raise PluginError(
-            f"BOLEGEN_TIERS: {deepest} steps with --speculative-eagle-topk {topk} draft "
-            f"{topk * deepest} tokens, and the widest tier has {widest} nodes; take as many "
-            "nodes, or fewer steps"
+            f"BOLEGEN_TIERS: {deepest} steps with --speculative-eagle-topk {topk}{paged} draft "
+            f"into {drafts} tokens' room, and other tiers leave {room}; give the widest as many "
+            f"nodes, or take fewer steps{' or pages of 1' if page > 1 else ''}"
         )
     widths = {tier.nodes: tier.steps for tier in sorted(tiers, key=lambda t: (t.nodes, t.steps))}
     return tuple(TreeBounds(n, min(widths[n], n - 1)) for n in sorted(widths, reverse=True))
+
+
+def _count_drafts(steps: int, topk: int, page: int) -> int:
+    """Tokens of the KV cache that SGLang takes for a request's drafts: each of the topk has pages
+    of its own, a part of the first already in use.
+    """
+    steps = max(steps, 1)
+    return topk * (steps if page == 1 else (2 * (page - 1) + steps) // page * page)
