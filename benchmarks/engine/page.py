@@ -1,4 +1,4 @@
-"""Fill docs/sglang.md from docs/engine: python -m benchmarks.engine.page [--check]."""
+"""Fill docs/engine.md from docs/engine: python -m benchmarks.engine.page [--check]."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from benchmarks.pages import fill, table, update
 __all__ = ["main", "write_page"]
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, FOLDER = ROOT / "docs" / "sglang.md", ROOT / "docs" / "engine"
+PAGE, FOLDER = ROOT / "docs" / "engine.md", ROOT / "docs" / "engine"
 Records = list[dict[str, Any]]
 
 
