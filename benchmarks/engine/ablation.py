@@ -22,7 +22,7 @@ SYSTEMS = ("stock", "states", "ours")
 
 def write_ablation(records: list[Record]) -> str:
     """A row a batch: tokens a second, (the width that is best), and times the first column; no
-    step by width where a run has one.
+    step by width where there is one.
     """
     speeds = {}
     for record in records:

@@ -93,7 +93,7 @@ def set_environment(options: argparse.Namespace) -> None:
     """What the plugin and the engine read before they start."""
     os.environ["BOLEGEN_ENABLE"] = "1" if options.plugin else "0"
     os.environ["BOLEGEN_TIERS"] = options.tiers or ""
-    os.environ["BOLEGEN_CHAINS"] = "1"
+    os.environ["BOLEGEN_CHAINS"] = "1"  # only the plugin reads it, and for topk 1
     os.environ |= simulated.environment(options.accept)
 
 

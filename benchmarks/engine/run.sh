@@ -4,7 +4,7 @@
 # tokens: MODEL (a trained hybrid with an MTP head) by plain decoding, SGLang's trees and ours, at once:
 #         greedy tokens, accepted lengths, and the law of SAMPLES answers at temperature 1.
 #         TREES (steps,topk,nodes ...) and NEW_TOKENS make it shorter.
-# lengths: MODEL with the plugin by TREES, beside a chain: tokens and accepted lengths.
+# lengths: MODEL with the plugin by TREES, beside plain decoding and SGLang's chain: tokens and accepted lengths.
 # tiers: MODEL with trees by batch size, plain decoding at the largest.
 # tp: MODEL over two GPUs, tensor parallel: as tokens, without samples.
 # talks: MODEL in conversations, prefix cache on.
@@ -14,12 +14,13 @@
 #        engines start together and measure one by one.
 # ablation: the same with SGLang's trees, the plugin with a state stored for every node, and the plugin,
 #        a wave for each of TREES.
-# capacity: KV tokens of a server that takes all it can, without and with the plugin.
+# capacity: KV tokens of a server that has half of the GPU, without and with the plugin.
 # offline: decoding by batch and context, random weights at MODEL_SHAPE (4b, 9b, 27b), acceptance simulated.
 #         LAYERS; CONTEXTS ("TOKENS:BATCH,... ..."); SYSTEMS: what starts together, " / " before the next to start.
 # chains: the same of chains, SGLang's and ours, of trees by batch size and of plain decoding with the plugin.
-# shares: MODEL_SHAPE at half its depth: what part of a target pass the linear layers take, by TREES.
-# online: MODEL under conversations that arrive at three loads, each system in turn, answers checked.
+#         TIERS (as BOLEGEN_TIERS): the trees, here and in online.
+# shares: MODEL_SHAPE at half its depth (27b: an eighth): what part of a target pass the linear layers take, by TREES.
+# online: MODEL under conversations that arrive at three loads, measured one by one, answers checked.
 #         SYSTEMS, TREE, RATE (conversations a second), SEEDS, TALKS and MEMORY (engine arguments) change it.
 # online9b: the same at 9B shapes in a share of the memory, acceptance simulated; VOUCHERS: what `online` kept.
 # PARTS: a folder with a packed SGLang and its install_sglang.sh; without it SGLang must import.
@@ -49,9 +50,11 @@ printf '[sglang.srt.plugins]\n%s\n%s\n' 'bolegen = bolegen_runtime.sglang:regist
 export PYTHONPATH="$plugin${PYTHONPATH:+:$PYTHONPATH}"
 export BOLEGEN_CACHE_DIR="$home/cache/bolegen"
 export HOST_IP=127.0.0.1 SGLANG_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo
-# trees by batch size, and what they accept, as `lengths` measured
+# trees by batch size, and the tree of the fewest requests: its steps are those that a server starts with
 tiers="${TIERS:-1:8x64 4:6x24 16:5x16}"
-tiers_accept="${TIERS_ACCEPT:-8:7.0 6:5.5 5:4.9}"
+first="${tiers%% *}"
+first="${first#*:}"
+tiers_tree="${first/x/,4,}"
 results="$home/results-$what"
 rm -rf "$results"
 mkdir -p "$results"
@@ -69,21 +72,38 @@ drive() { # LABEL ARGUMENTS...
         "$results/$label.log" | sort -u | head -6
     [ $rc -eq 0 ] || grep -vE '^\s*$' "$results/$label.log" | cut -c1-300 | tail -25
 }
-simulate() { # LABEL ARGUMENTS...: a system by its label, with the accepted length that `tokens` measured for its tree
+length_of() { # TREE: what the trained model accepts in eight requests, as `tokens` and `lengths` measured
+    case $1 in
+    4,1,5) echo 4.0 ;;
+    4,4,5) echo 3.7 ;;
+    4,4,8) echo 4.0 ;;
+    5,4,8) echo 4.4 ;;
+    4,4,16) echo 4.3 ;;
+    5,4,16) echo 4.9 ;;
+    6,4,24) echo 5.5 ;;
+    6,4,32 | 6,4,40) echo 5.6 ;;
+    8,4,64) echo 7.0 ;;
+    *) echo "run.sh: no accepted length was measured for trees of $1: run lengths with TREES=$1 and add it" >&2 && exit 2 ;;
+    esac
+}
+lengths_of() { # TIERS: the same by draft steps
+    for tier in $1; do
+        shape="${tier#*:}"
+        [ "$shape" = 0 ] && continue
+        length="$(length_of "${shape/x/,4,}")" || exit 2
+        echo "${shape%x*}:$length"
+    done
+}
+simulate() { # LABEL ARGUMENTS...: a system by its label, at the accepted lengths of its trees
     system="$1" tree="${1#*-}" own=()
     shift
+    IFS=, read -r steps _ nodes <<<"$tree"
     case $system in
     ar) ;;
-    tiers-*) own=(--tree "$tree" --tiers "$tiers" --accept "$tiers_accept" --plugin) ;;
-    plain-*) own=(--tree "$tree" --tiers "1:6x40 2:0" --accept "6:5.6" --plugin) ;;
-    chain-* | stock-4,1,5) own=(--tree "$tree" --accept 4.0) ;;
-    ours-*,1,*) own=(--tree "$tree" --accept 4.0 --plugin) ;;
-    stock-*,64) own=(--tree "$tree" --accept 7.0) ;;
-    ours-*,64) own=(--tree "$tree" --accept 7.0 --plugin) ;;
-    stock-*,16 | stock-*,8) own=(--tree "$tree" --accept 4.3) ;;
-    ours-*,16 | ours-*,8 | states-*,16) own=(--tree "$tree" --accept 4.3 --plugin) ;;
-    stock-*) own=(--tree "$tree" --accept 5.6) ;;
-    ours-* | states-*) own=(--tree "$tree" --accept 5.6 --plugin) ;;
+    tiers-*) own=(--tree "$tree" --tiers "$tiers" --accept "$(lengths_of "$tiers")" --plugin) ;;
+    plain-*) own=(--tree "$tree" --tiers "1:${steps}x$nodes 2:0" --accept "$steps:$(length_of "$tree")" --plugin) ;;
+    chain-* | stock-*) own=(--tree "$tree" --accept "$(length_of "$tree")") ;;
+    ours-* | states-*) own=(--tree "$tree" --accept "$(length_of "$tree")" --plugin) ;;
     esac
     case $system in states-*) export BOLEGEN_SNAPSHOTS=1 ;; esac
     drive "$system" "$@" "${own[@]}"
@@ -92,7 +112,10 @@ together() { # SYSTEMS ARGUMENTS...: start them at once and measure one by one; 
     wave=() started=0 simulated=()
     for system in $1 /; do
         case $system in
-        ar | chain-* | stock-* | states-* | ours-* | tiers-* | plain-*) wave+=("$system") simulated+=("$system") ;;
+        ar | chain-* | stock-* | states-* | ours-* | tiers-* | plain-*)
+            [ "$system" = ar ] || length_of "${system#*-}" >/dev/null || exit 2
+            wave+=("$system") simulated+=("$system")
+            ;;
         /)
             started=$((started + ${#wave[@]}))
             for one in "${wave[@]}"; do simulate "$one" "${@:2}" --peers "$started" & done
@@ -117,7 +140,10 @@ online() { # ARGUMENTS...: every one of SYSTEMS with them, together where PEERS 
         replayssm) label=replayssm-4,1,5 own=(--tree 4,1,5 --replayssm ${CHAIN_ACCEPT:-}) ;;
         stock) label="stock-$tree" own=(--tree "$tree" ${TREE_ACCEPT:-}) ;;
         ours) label="ours-$tree" own=(--tree "$tree" --plugin ${TREE_ACCEPT:-}) ;;
-        tiers) label=tiers-8,4,64 own=(--tree 8,4,64 --tiers "$tiers" --plugin ${TREE_ACCEPT:+--accept "$tiers_accept"}) ;;
+        tiers)
+            label="tiers-$tiers_tree" own=(--tree "$tiers_tree" --tiers "$tiers" --plugin)
+            [ -n "${TREE_ACCEPT:-}" ] && own+=(--accept "$(lengths_of "$tiers")")
+            ;;
         *) echo "run.sh: SYSTEMS: expected ar, chain, replayssm, stock, ours, tiers, got $system" >&2 && exit 2 ;;
         esac
         online_files+=("$results/$label.json")
@@ -234,7 +260,8 @@ speed | ablation)
     # in waves, to fit into memory
     systems="ar stock-4,1,5 stock-4,4,16 ours-4,4,16 / stock-6,4,40 ours-6,4,40 / stock-8,4,64 ours-8,4,64"
     if [ $what = ablation ]; then
-        systems=ar kept="ablation${TREES:+-${TREES##*,}}"
+        systems=ar
+        case "${TREES:- }" in *" "*) ;; *) kept="ablation-${TREES##*,}" ;; esac
         for tree in ${TREES:-4,4,16 6,4,40}; do systems+=" stock-$tree states-$tree ours-$tree /"; done
     fi
     together "$systems" "${common[@]}"
@@ -263,7 +290,7 @@ offline | chains | shares)
         contexts="${CONTEXTS:-1024:1,2,4,8,16 8192:1,4,16 32768:1,4}"
         kernels="${KERNELS-1024:1,16}"
     elif [ $what = chains ]; then
-        systems="${SYSTEMS:-ar chain-4,1,5 ours-4,1,5 tiers-8,4,64 plain-6,4,40}"
+        systems="${SYSTEMS:-ar chain-4,1,5 ours-4,1,5 tiers-$tiers_tree plain-6,4,40}"
         contexts="${CONTEXTS:-1024:1,4,8,16}"
         kernels="${KERNELS-}"
     else
@@ -291,7 +318,7 @@ online9b)
     python3 "$root/benchmarks/engine/shapes.py" "$KERNEL_MODEL" "$home/m_9b"
     share='{"mem_fraction_static": 0.45, "load_format": "dummy"}'
     # accepted lengths are those that `tokens` measured
-    CHAIN_ACCEPT="--accept 4.0" TREE_ACCEPT="--accept 5.6" online --model "$home/m_9b" --requests 16 \
+    CHAIN_ACCEPT="--accept $(length_of 4,1,5)" TREE_ACCEPT="--accept $(length_of "${TREE:-6,4,40}")" online --model "$home/m_9b" --requests 16 \
         --rate "${RATE:-4}" --seeds "${SEEDS:-1}" --talks "${TALKS:-24}" --think-s 0.5 --extra "${MEMORY:-$share}"
     keep ${VOUCHERS:+--vouchers "$VOUCHERS"}
     ;;

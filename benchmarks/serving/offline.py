@@ -2,7 +2,7 @@
 
 Plain decoding first. A system whose accepted lengths are not those that were to be simulated, or
 that committed no round of ours, has no speed. Exits with 1 for that, for a result that is
-missing, and where our trees are not faster than SGLang's.
+missing, and where ours are not faster than SGLang's.
 """
 
 import argparse

@@ -87,9 +87,10 @@ class CheckedModule(ModuleType):
             sources = [rounds[0][0].slots[row] for row, _ in writes.values()]
             before = [pool[:, sources] for pool in pools]
         commit(*args, **kwargs)
+        for r, _ in rounds:
+            held.pop(r.layer)  # a round is committed once
         found = []
         for layer, (r, _) in enumerate(rounds):
-            held.pop(r.layer)  # a round is committed once
             _expect_others(r.layer, [pool[layer] for pool in pools], marks[layer], set(writes))
             for i, (slot, (row, node)) in enumerate(writes.items()):
                 both = [pool[layer, i] for pool in before], [pool[layer, slot] for pool in pools]
@@ -172,7 +173,7 @@ class CheckedModule(ModuleType):
         return self._rounds[key]
 
     def _find_rounds(self, factors: Any) -> tuple[dict[int, _Verified], int]:
-        """The same, and the first of the layers that these factors have: 0, or a view's own."""
+        """The same of those that these may be views of, and the first layer that they have."""
         for key, whole in self._whole.items():
             layer = None if id(factors) in self._whole else _find_layer(factors, whole)
             if layer is not None:

@@ -61,11 +61,11 @@ def test_bounds_are_the_widest_first() -> None:
     flags = TREES | {"speculative_adaptive": True}
     found = read_bounds(flags, parse_tiers("1:4x16 2:5x16 8:0"))
     assert found == (TreeBounds(16, 5), TreeBounds(1, 0))
-    with pytest.raises(PluginError, match=r"6 steps .* into 18 tokens' room, .* leave 16; give"):
+    with pytest.raises(PluginError, match=r"6 steps .* into 18 tokens' room, .* makes 16 before"):
         read_bounds(flags, parse_tiers("1:6x16 8:0"))
     # with pages each of the topk has two of its own at 4 steps, and from plain decoding it has one
     paged = flags | {"page_size": 8}
-    with pytest.raises(PluginError, match=r"--page-size 8 draft into 48 .* leave 24"):
+    with pytest.raises(PluginError, match=r"--page-size 8 draft into 48 .* makes 24"):
         read_bounds(paged, parse_tiers("1:4x16 8:0"))
     assert read_bounds(paged, parse_tiers("1:4x16 8:3x8")) == (TreeBounds(16, 4), TreeBounds(8, 3))
     with pytest.raises(PluginError, match="--speculative-adaptive"):
@@ -124,6 +124,14 @@ def test_rounds_of_every_width_follow_one_another(engine: Engine) -> None:
     shown = shown.internal_state["bolegen"]
     assert [shown["nodes"], *(v["nodes"] for v in shown["narrower"])] == [6, 3, 1]
     assert shown["bolegen_rounds_total"] == 1
+
+
+def test_a_dummy_run_without_links_gives_zeros_whatever_its_width(engine: Engine) -> None:
+    serve(engine)
+    server = start()
+    server.plan([TREE], [4], torch.int32)
+    server.linear.forward_metadata.retrieve_next_token = None
+    assert not any(out.any() for out in server.forward(1))
 
 
 def test_a_hook_of_tiers_that_is_missing_stops_the_scheduler(

@@ -71,7 +71,7 @@ def read_bounds(
         if flags.get(name) not in (None, served):
             flag = f"--{name.replace('_', '-')}"
             raise PluginError(
-                f"{flag} is {flags[name]!r}, which the bolegen plugin does not serve with trees: "
+                f"{flag} is {flags[name]!r}, which the bolegen plugin does not serve: "
                 f"leave out {flag}, or {unless}"
             )
     nodes = int(flags["speculative_num_draft_tokens"])
@@ -124,8 +124,8 @@ def _read_tiers(
         paged = f" and --page-size {page}" if page > 1 else ""
         raise PluginError(
             f"BOLEGEN_TIERS: {deepest} steps with --speculative-eagle-topk {topk}{paged} draft "
-            f"into {drafts} tokens' room, and other tiers leave {room}; give the widest as many "
-            f"nodes, or take fewer steps{' or pages of 1' if page > 1 else ''}"
+            f"into {drafts} tokens' room, and SGLang makes {room} before it switches; give the "
+            f"widest as many nodes, or take fewer steps{' or pages of 1' if page > 1 else ''}"
         )
     widths = {tier.nodes: tier.steps for tier in sorted(tiers, key=lambda t: (t.nodes, t.steps))}
     return tuple(TreeBounds(n, min(widths[n], n - 1)) for n in sorted(widths, reverse=True))
