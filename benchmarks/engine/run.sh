@@ -10,7 +10,7 @@
 # talks: MODEL in conversations, prefix cache on.
 # faults: errors injected into allocation, verify and commit must stop the server.
 # kit: SGLang's own attention test kit, without and with the plugin; KIT: a folder with its test folder.
-# speed: random weights at Qwen3.5-9B's shapes with KERNEL_MODEL's tokenizer; accepted lengths simulated,
+# speed: random weights at Qwen3.5-9B's shapes; accepted lengths simulated,
 #        engines start together and measure one by one.
 # ablation: the same with SGLang's trees, the plugin with a state stored for every node, and the plugin,
 #        a wave for each of TREES.
@@ -37,7 +37,6 @@ if [ -n "$parts" ]; then
     . "$parts/install_sglang.sh" "$parts"
 fi
 MODEL="${MODEL:-$home/m_tiny}"
-KERNEL_MODEL="${KERNEL_MODEL:-$home/m_kernel}"
 # the plugin as an installed distribution: SGLang looks for its entry point
 plugin="$home/plugin"
 mkdir -p "$plugin/bolegen-0.0.0.dist-info"
@@ -254,7 +253,7 @@ kit)
     [ $failed -eq 0 ]
     ;;
 speed | ablation)
-    python3 "$root/benchmarks/engine/shapes.py" "$KERNEL_MODEL" "$home/m_9b"
+    python3 "$root/benchmarks/engine/shapes.py" "$home/m_9b"
     share='{"mem_fraction_static": 0.97, "max_total_tokens": 16384, "load_format": "dummy", "sleep_on_idle": true}'
     common=(--model "$home/m_9b" --new-tokens 200 --batch 1,4,8,16 --requests 16 --repeats 5 --extra "$share")
     # in waves, to fit into memory
@@ -269,7 +268,8 @@ speed | ablation)
     ;;
 capacity)
     alone='{"mem_fraction_static": 0.5, "load_format": "dummy", "disable_decode_cuda_graph": true}'
-    common=(--model "$KERNEL_MODEL" --new-tokens 8 --batch 1 --requests 48 --tree 8,4,64 --extra "$alone")
+    python3 "$root/benchmarks/engine/shapes.py" "$home/m_small" small
+    common=(--model "$home/m_small" --new-tokens 8 --batch 1 --requests 48 --tree 8,4,64 --extra "$alone")
     LIMIT=250 drive stock "${common[@]}"
     LIMIT=250 drive ours "${common[@]}" --plugin
     files=("$results"/{stock,ours}.json)
@@ -283,7 +283,7 @@ offline | chains | shares)
     shares-*) layers="${LAYERS:-16}" ;; # nine engines
     *) layers="${LAYERS:-}" ;;
     esac
-    python3 "$root/benchmarks/engine/shapes.py" "$KERNEL_MODEL" "$home/m_$shape" "$shape" ${layers:+--layers $layers} \
+    python3 "$root/benchmarks/engine/shapes.py" "$home/m_$shape" "$shape" ${layers:+--layers $layers} \
         --positions 65536
     if [ $what = offline ]; then
         systems="${SYSTEMS:-ar chain-4,1,5 stock-6,4,40 ours-6,4,40}"
@@ -315,7 +315,7 @@ online)
     keep
     ;;
 online9b)
-    python3 "$root/benchmarks/engine/shapes.py" "$KERNEL_MODEL" "$home/m_9b"
+    python3 "$root/benchmarks/engine/shapes.py" "$home/m_9b"
     share='{"mem_fraction_static": 0.45, "load_format": "dummy"}'
     # accepted lengths are those that `tokens` measured
     CHAIN_ACCEPT="--accept $(length_of 4,1,5)" TREE_ACCEPT="--accept $(length_of "${TREE:-6,4,40}")" online --model "$home/m_9b" --requests 16 \

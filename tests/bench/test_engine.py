@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from benchmarks.engine import page, report, shapes, speed
 from benchmarks.engine.answers import find_parting
@@ -129,20 +130,17 @@ def test_tiers_are_the_fastest_of_each_batch() -> None:
     assert speed.choose_tiers(records) == "1:8x64 8:4x16 16:0"
 
 
-def test_a_model_of_other_shapes_keeps_the_tokenizer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, folder = tmp_path / "from", tmp_path / "to"
-    source.mkdir()
-    (source / "config.json").write_text(json.dumps({"vocab_size": 7, "hidden_size": 2}))
-    (source / "tokenizer.json").write_text("{}")
-    (source / "model.safetensors.index.json").write_text("{}")
-    monkeypatch.setattr(sys, "argv", ["shapes.py", str(source), str(folder)])
+def test_a_model_has_a_word_for_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["shapes.py", str(tmp_path / "m_small"), "small"])
     shapes.main()
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "tokenizer.json"]
-    config = json.loads((folder / "config.json").read_text())
-    assert (config["vocab_size"], config["hidden_size"]) == (7, 4096)
-    assert len(config["layer_types"]) == config["num_hidden_layers"]
+    held = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "m_small").iterdir()}
+    assert sorted(held) == ["config", "generation_config", "tokenizer", "tokenizer_config"]
+    config, words = held["config"], held["tokenizer"]["model"]["vocab"]
+    assert (config["hidden_size"], config["layer_types"].count("full_attention")) == (2048, 2)
+    assert sorted(words.values()) == list(range(config["vocab_size"]))
+    made = Tokenizer.from_file(str(tmp_path / "m_small" / "tokenizer.json"))
+    assert made.encode("w5 w32767 other").ids == [5, 32767, 0]
+    assert made.decode([7, 0, 9]) == "w7 w9"
 
 
 def test_records_keep_what_tells_answers_apart(tmp_path: Path) -> None:

@@ -14,16 +14,14 @@ from benchmarks.engine import kernels, probe, shapes
 from support.offline_engine import LAYERS, SERIAL, trace
 
 
-@pytest.mark.parametrize("shape", list(shapes.SHAPES))
+@pytest.mark.parametrize("shape", ["4b", "9b", "27b"])
 def test_shapes_are_those_of_the_model(
     shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bolegen.models import find_model
 
-    source, folder = tmp_path / "from", tmp_path / f"m_{shape}"
-    source.mkdir()
-    (source / "config.json").write_text('{"vocab_size": 7, "max_position_embeddings": 5}')
-    words = ["shapes.py", str(source), str(folder), shape, "--positions", "65536"]
+    folder = tmp_path / f"m_{shape}"
+    words = ["shapes.py", str(folder), shape, "--positions", "65536"]
     monkeypatch.setattr(sys, "argv", words)
     shapes.main()
     model, config = (
