@@ -42,11 +42,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--margins", action="store_true", help="leads of plain decoding's tokens")
     parser.add_argument("--samples", type=int, default=0, help="answers at temperature 1")
     parser.add_argument("--turns", type=int, default=0, help="of conversations, cache on")
-    parser.add_argument(
-        "--accept",
-        type=simulated.parse_lengths,
-        help="accepted length that SGLang simulates, or STEPS:LENGTH ... for --tiers",
-    )
+    simulated.add_option(parser)
     parser.add_argument("--peers", type=int, default=0, help="engines to wait for")
     parser.add_argument("--extra", default="{}", help="JSON of further engine arguments")
     return parser.parse_args()

@@ -75,6 +75,11 @@ def write_widths(runs: dict[str, Records]) -> str:
     return f"{write_steps(records)}\n{write_nodes(records)}"
 
 
+def write_steps_of(runs: dict[str, Records]) -> str:
+    """The ablation of the newest release."""
+    return write_ablation(next(iter(runs.values())))
+
+
 def write_kit(runs: dict[str, Records]) -> str:
     """Largest errors of SGLang's kit by kind of case."""
     rows = []
@@ -112,8 +117,8 @@ WRITERS: dict[str, tuple[str, Callable[[dict[str, Records]], str]]] = {
     "speed": ("speed", write_speed),
     "widths": ("speed", write_widths),
     "lengths": ("lengths", write_tokens),
-    "ablation": ("ablation", lambda runs: write_ablation(next(iter(runs.values())))),
-    "ablation 40": ("ablation-40", lambda runs: write_ablation(next(iter(runs.values())))),
+    "ablation": ("ablation", write_steps_of),
+    "ablation 40": ("ablation-40", write_steps_of),
     "kit": ("kit", write_kit),
     "capacity": ("capacity", write_capacity),
 }

@@ -3,15 +3,22 @@
 SGLang's own setting is one length for all rounds; trees by batch size need one for each tier.
 """
 
+import argparse
 import os
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["KEY", "Lengths", "environment", "parse_lengths", "simulate"]
+__all__ = ["KEY", "Lengths", "add_option", "environment", "parse_lengths", "simulate"]
 
 KEY = "BOLEGEN_SIMULATED"
 OWN = "SGLANG_SIMULATE_ACC_LEN"
 Lengths = float | dict[str, float]
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """--accept of a command that starts an engine."""
+    said = "accepted length that SGLang simulates, or STEPS:LENGTH ... for --tiers"
+    parser.add_argument("--accept", type=parse_lengths, help=said)
 
 
 def parse_lengths(said: str) -> Lengths:

@@ -42,11 +42,7 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tiers", help="BOLEGEN_TIERS, for the tree's steps and topk")
     parser.add_argument("--replayssm", action="store_true", help="SGLang's, for chains")
     parser.add_argument("--margins", action="store_true", help="of plain decoding's answers")
-    parser.add_argument(
-        "--accept",
-        type=simulated.parse_lengths,
-        help="accepted length that SGLang simulates, or STEPS:LENGTH ... for --tiers",
-    )
+    simulated.add_option(parser)
     parser.add_argument("--requests", type=int, default=16, help="running at once, at most")
     parser.add_argument("--rate", type=float, required=True, help="conversations a second")
     parser.add_argument("--loads", default="0.3,0.6,0.9", help="fractions of the rate")

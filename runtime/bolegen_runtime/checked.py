@@ -173,9 +173,10 @@ class CheckedModule(ModuleType):
         return self._rounds[key]
 
     def _find_rounds(self, factors: Any) -> tuple[dict[int, _Verified], int]:
-        """The same of those that these may be views of, and the first layer that they have."""
-        for key, whole in self._whole.items():
-            layer = None if id(factors) in self._whole else _find_layer(factors, whole)
+        """What was verified into these factors or those that they view, and their first layer."""
+        others = () if id(factors) in self._whole else self._whole.items()
+        for key, whole in others:
+            layer = _find_layer(factors, whole)
             if layer is not None:
                 return self._rounds[key], layer
         return self._rounds_of(factors), 0

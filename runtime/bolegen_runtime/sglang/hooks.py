@@ -149,15 +149,16 @@ def verify(
 ) -> torch.Tensor:
     """Score a layer's trees or chains, convolution included; all else is the engine's."""
     pool = backend.req_to_token_pool
-    if not _verifiers_of(pool) or not forward_batch.forward_mode.is_target_verify():
+    verifiers = _verifiers_of(pool)
+    if not verifiers or not forward_batch.forward_mode.is_target_verify():
         out: torch.Tensor = original(backend, layer, forward_batch, mixed_qkv, a, b, **options)
         return out
     if layer.activation not in ("silu", "swish"):
         raise PluginError(f"layer {layer.layer_id}: expected SiLU, got {layer.activation}")
     metadata = backend.forward_metadata
     links: Links | None = metadata.retrieve_next_token, metadata.retrieve_next_sibling
-    if next(iter(_verifiers_of(pool).values())).spec.bounds.chain:
-        links = None
+    if any(verifier.spec.bounds.chain for verifier in verifiers.values()):
+        links = None  # the engine tells none
     elif metadata.retrieve_next_token is None:  # a dummy run: nothing of it is read
         return mixed_qkv.new_zeros(1, len(mixed_qkv), layer.num_v_heads, layer.head_v_dim)
     verifier = _verifier_of(pool, metadata)

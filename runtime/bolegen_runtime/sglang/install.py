@@ -33,8 +33,7 @@ def register() -> None:
         settings = Settings.from_env()
         if not settings.enable:
             return
-        problem = _register_all(settings.tiers)
-        hooks.active.chains = settings.chains
+        problem = _register_all(settings)
     except ValueError as error:
         problem = PluginError(str(error))
     _register_guard(problem)
@@ -74,11 +73,11 @@ def list_targets(release: Release, tiers: Tiers | None = None) -> tuple[Target, 
     )
 
 
-def _register_all(said: str) -> PluginError | None:
-    """Register every hook, or none and say why; ``said``: BOLEGEN_TIERS."""
+def _register_all(settings: Settings) -> PluginError | None:
+    """Register every hook, or none and say why."""
     try:
         release = find_release(importlib.import_module("sglang").__version__)
-        tiers = read_tiers(said, release)
+        tiers = read_tiers(settings.tiers, release)
         targets = list_targets(release, tiers)
         for path, _, _, names in targets:
             _expect_method(path, names)
@@ -88,6 +87,7 @@ def _register_all(said: str) -> PluginError | None:
     for path, hook, kind, _ in targets:
         registry.HookRegistry.register(path, hook, registry.HookType[kind])
     hooks.active.release, hooks.active.tiers = release, tiers
+    hooks.active.chains = settings.chains
     return None
 
 
